@@ -1,0 +1,1 @@
+//! (room `capture`; see the crate docs)

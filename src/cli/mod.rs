@@ -1,0 +1,1 @@
+//! (room `cli`; see the crate docs)

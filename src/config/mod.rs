@@ -1,0 +1,1 @@
+//! (room `config`; see the crate docs)

@@ -1,0 +1,1 @@
+//! (room `engine`; see the crate docs)

@@ -1,0 +1,1 @@
+//! (room `harness`; see the crate docs)

@@ -1,0 +1,1 @@
+//! (room `kernels`; see the crate docs)

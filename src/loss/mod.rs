@@ -1,0 +1,1 @@
+//! (room `loss`; see the crate docs)

@@ -1,0 +1,1 @@
+//! (room `protocol`; see the crate docs)

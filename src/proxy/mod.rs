@@ -1,0 +1,1 @@
+//! (room `proxy`; see the crate docs)

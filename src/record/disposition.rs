@@ -1,0 +1,27 @@
+//! Where a sampled token ended up: the ledger's buckets (law 6).
+
+use serde::{Deserialize, Serialize};
+
+/// Every sampled token ends in exactly one of these.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "bucket", content = "reason")]
+pub enum Disposition {
+    /// Took part in an optimizer step's loss.
+    Trained,
+    /// In a sample, but weighted 0 (reason).
+    Masked(String),
+    /// Older than the staleness bound.
+    Stale,
+    /// A retry of the same request was continued instead.
+    Superseded,
+    /// Sampled for something other than the policy.
+    AuxCall,
+    /// Its trial failed by infrastructure.
+    InfraFailure,
+    /// Left out (reason).
+    Dropped(String),
+    /// The engine gave ids, but no usage to check them against.
+    UsageUnknown,
+    /// The engine reported usage, but gave no ids.
+    NoIds,
+}

@@ -1,0 +1,21 @@
+//! What lego stores and passes on, as plain data: ids, calls, samples, outcomes. No I/O.
+//!
+//! Invariants:
+//! - A [`Call`] is append-only and immutable; lineages, samples and masks are derived from calls.
+//! - Missing is `None`, never 0.
+//! - A [`Sample`] can only be built by [`Sample::new`], which checks its lengths and its mask.
+
+mod call;
+mod disposition;
+mod ids;
+mod outcome;
+mod sample;
+
+pub use call::{
+    Call, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, LogprobSemantics, Sampling,
+    UpstreamKind, Usage, WeightSource, WeightSpan,
+};
+pub use disposition::Disposition;
+pub use ids::{CallId, EpisodeId, GroupId, InvalidId, PolicyVersion, SessionId, TaskId, TrialId};
+pub use outcome::{ExitEvidence, InfraFailure, Outcome, Termination};
+pub use sample::{InvalidSample, Sample, SampleParts};

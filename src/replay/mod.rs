@@ -1,0 +1,1 @@
+//! (room `replay`; see the crate docs)

@@ -1,0 +1,1 @@
+//! (room `rollout`; see the crate docs)

@@ -1,0 +1,1 @@
+//! (room `run`; see the crate docs)

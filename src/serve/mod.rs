@@ -1,0 +1,1 @@
+//! (room `serve`; see the crate docs)

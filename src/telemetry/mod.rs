@@ -1,0 +1,1 @@
+//! (room `telemetry`; see the crate docs)

@@ -1,0 +1,1 @@
+//! (room `text`; see the crate docs)

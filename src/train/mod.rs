@@ -1,0 +1,1 @@
+//! (room `train`; see the crate docs)

@@ -1,0 +1,1 @@
+//! (room `trajectory`; see the crate docs)

@@ -1,0 +1,1 @@
+//! (room `upstream`; see the crate docs)

@@ -11,7 +11,7 @@ from typing import List
 
 TRAIN = "train"
 HELDOUT = "heldout"
-SALT = "lego-mini-2860"  # chosen so that every family of functions is held out in part
+SALT = "lego-mini-1415"  # chosen so that every family of functions is held out in part
 KEYWORDS = set("def return for in if else not and or while continue".split())
 PART = re.compile(r"'[^']*'|[A-Za-z_]\w*|\d+")
 

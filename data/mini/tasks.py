@@ -108,10 +108,10 @@ def draw_task(rng: Random, split: str, foreign: Optional[Set[str]] = None) -> Ta
             return Task(file, functions, target, bug, arguments, want, failing, visible, broken)
 
 
-def warm_start_tasks() -> List[Task]:
-    """The tasks of the supervised warm start."""
+def warm_start_tasks(count: int = WARM_START_TASKS) -> List[Task]:
+    """The first tasks of the supervised warm start."""
     rng = Random(WARM_START_SEED)
-    return [draw_task(rng, TRAIN) for _ in range(WARM_START_TASKS)]
+    return [draw_task(rng, TRAIN) for _ in range(count)]
 
 
 def train_tasks() -> List[Task]:

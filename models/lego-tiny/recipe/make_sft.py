@@ -18,8 +18,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "..", "..", "data"))
 
 from mini import run  # noqa: E402
+from mini.instances import RUNNER, base_files  # noqa: E402
 from mini.mutations import mutations  # noqa: E402
-from mini.tasks import warm_start_tasks, with_bug  # noqa: E402
+from mini.tasks import WARM_START_TASKS, warm_start_tasks  # noqa: E402
 
 MAX_TURNS = 3
 MAX_EDITED_LINE = 160
@@ -98,6 +99,17 @@ def trajectory(task, rng, p, g):
     return messages
 
 
+def write_workspace(folder, task):
+    """The task's repository, as the agent finds it."""
+    with open(RUNNER) as file:
+        files = base_files(task, file.read())
+    for path, text in files.items():
+        path = os.path.join(folder, path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as file:
+            file.write(text)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stage", choices=sorted(STAGES), required=True)
@@ -105,17 +117,21 @@ def main():
     parser.add_argument("--count", type=int, help="trajectories (default: what the stage needs)")
     parser.add_argument("--p", type=float, help="probability of the right edit (default: the stage's)")
     parser.add_argument("--g", type=float, help="probability of giving up after a failure (default: the stage's)")
+    parser.add_argument("--tasks", type=int, default=WARM_START_TASKS, help="tasks to draw trajectories from")
+    parser.add_argument("--workspaces", help="folder that gets each trajectory's repository, by its number")
     args = parser.parse_args()
     count, p, g, seed = STAGES[args.stage]
     count = count if args.count is None else args.count
     p = p if args.p is None else args.p
     g = g if args.g is None else args.g
 
-    tasks = warm_start_tasks()
+    tasks = warm_start_tasks(args.tasks)
     rng = Random(seed)
     with open(args.out, "w") as out:
         for number in range(count):
             task = tasks[number % len(tasks)] if args.stage == "tokenizer" else rng.choice(tasks)
+            if args.workspaces:
+                write_workspace(os.path.join(args.workspaces, str(number)), task)
             out.write(json.dumps({"messages": trajectory(task, rng, p, g)}) + "\n")
 
 

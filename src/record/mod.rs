@@ -10,6 +10,7 @@ mod disposition;
 mod ids;
 mod outcome;
 mod sample;
+mod sink;
 
 pub use call::{
     Call, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, LogprobSemantics, Sampling,
@@ -19,3 +20,4 @@ pub use disposition::Disposition;
 pub use ids::{CallId, EpisodeId, GroupId, InvalidId, PolicyVersion, SessionId, TaskId, TrialId};
 pub use outcome::{ExitEvidence, InfraFailure, Outcome, Termination};
 pub use sample::{InvalidSample, Sample, SampleParts};
+pub use sink::{CallSink, SinkError};

@@ -1,1 +1,31 @@
-//! (room `config`; see the crate docs)
+//! The three config files as types: `proxy_config.json`, `sandbox.toml`, `train.toml`.
+//!
+//! Invariants:
+//! - Every key has a default, and its documentation is the doc comment of its field: `docs/configuration.md`
+//!   is generated from the types and cannot drift.
+//! - An unknown key, a wrong type or an impossible value is an error that names file, key path, value and
+//!   remedy, before anything starts.
+//! - Secrets are never values of a file: keys that end in `_env` name environment variables, and `${VAR}`
+//!   inside a string is read from the environment. What came from the environment is never printed or stored.
+//! - A key whose feature is not there yet is accepted by `lego config check`, and refused by
+//!   [`Config::refuse_unsupported`] when a run starts.
+
+mod error;
+mod load;
+mod proxy;
+mod sandbox;
+mod train;
+
+pub use error::ConfigError;
+pub use load::Config;
+pub use proxy::{
+    Durability, Harness, HarnessType, LlmConfigOverride, PinnedSampling, Proxy, ProxyFile, Relay,
+    UpstreamKind,
+};
+pub use sandbox::{
+    AgentOom, Cache, Defense, NetworkPolicy, ReadonlyPaths, Sandbox, SandboxBackend, SandboxFile,
+};
+pub use train::{
+    Aggregation, Algorithm, Async, KlEstimator, LearningRateSchedule, LogLevel, Observability,
+    Policy, Reward, RewardType, TrainFile, Training,
+};

@@ -10,6 +10,6 @@
 mod spec;
 
 pub use spec::{
-    Backend, Capabilities, DiskLimit, Enforcement, Exec, Exit, Limits, Mount, Sandbox, SandboxError,
-    Spec,
+    Backend, Capabilities, DiskLimit, Enforcement, Exec, Exit, Limits, Mount, Sandbox,
+    SandboxError, Spec,
 };

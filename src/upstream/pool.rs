@@ -23,8 +23,6 @@ use tokio::net::TcpStream;
 const MAX_IDLE: usize = 512;
 /// A connection idle for longer is not reused.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(50);
-/// Most bytes joined into one piece.
-const MAX_PIECE: usize = 256 * 1024;
 
 /// Why an exchange failed.
 #[derive(Debug, thiserror::Error)]
@@ -159,8 +157,12 @@ pub(super) struct PooledBody {
 }
 
 impl PooledBody {
-    /// The next piece: everything that has arrived.
-    pub(super) fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, PoolError>>> {
+    /// The next piece: everything that has arrived, up to about `max` bytes.
+    pub(super) fn poll_piece(
+        &mut self,
+        cx: &mut Context<'_>,
+        max: usize,
+    ) -> Poll<Option<Result<Bytes, PoolError>>> {
         let mut first: Option<Bytes> = None;
         let mut joined = BytesMut::new();
         let mut was_driven = false;
@@ -177,7 +179,7 @@ impl PooledBody {
                             joined.extend_from_slice(&data);
                         }
                     }
-                    if joined.len() >= MAX_PIECE {
+                    if joined.len() >= max {
                         return Poll::Ready(Some(Ok(joined.freeze())));
                     }
                 }

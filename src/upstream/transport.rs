@@ -97,15 +97,19 @@ impl UpstreamBody {
         Self(Source::Other(body.map_err(|error| BodyError(error.to_string())).boxed_unsync()))
     }
 
-    /// The next bytes; `None` at the end.
-    pub async fn next(&mut self) -> Option<Result<Bytes, BodyError>> {
-        std::future::poll_fn(|cx| self.poll_next(cx)).await
+    /// The next bytes, up to about `max` of them joined; `None` at the end. Nothing is read ahead of this call.
+    pub async fn next(&mut self, max: usize) -> Option<Result<Bytes, BodyError>> {
+        std::future::poll_fn(|cx| self.poll_next(cx, max)).await
     }
 
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
+    fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+        max: usize,
+    ) -> Poll<Option<Result<Bytes, BodyError>>> {
         match &mut self.0 {
             Source::Pooled(body) => {
-                body.poll_piece(cx).map_err(|error: PoolError| BodyError(error.to_string()))
+                body.poll_piece(cx, max).map_err(|error: PoolError| BodyError(error.to_string()))
             }
             Source::Other(body) => loop {
                 let frame = std::task::ready!(Pin::new(&mut *body).poll_frame(cx));

@@ -1,0 +1,80 @@
+//! The files of a model folder beside the weights.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::model::Model;
+use crate::text::{ChatTemplate, Tokenizer};
+use crate::train::TrainError;
+
+const TEXT_FILES: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
+
+/// A folder with tokenizer and chat template.
+#[derive(Debug)]
+pub struct SourceFolder {
+    dir: PathBuf,
+    pub tokenizer: Tokenizer,
+    pub template: ChatTemplate,
+}
+
+impl SourceFolder {
+    /// Loads tokenizer and template of `dir`.
+    ///
+    /// # Errors
+    /// What the `text` room says about the files.
+    pub fn load(dir: &Path) -> Result<Self, TrainError> {
+        let tokenizer = Tokenizer::load(dir)?;
+        let template = ChatTemplate::load(dir)?;
+        Ok(Self { dir: dir.to_owned(), tokenizer, template })
+    }
+}
+
+/// Writes `model` with the text files of `source` into `dir`, as a Hugging Face folder: `config.json`,
+/// `model.safetensors`, `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json`.
+/// Each file is complete or absent; other files of `dir` stay.
+///
+/// # Errors
+/// The file that cannot be read or written.
+pub fn write_folder(model: &Model, source: &SourceFolder, dir: &Path) -> Result<(), TrainError> {
+    let partial = dir.join(".partial");
+    let write_error = |path: &Path, source| TrainError::Write { path: path.to_owned(), source };
+    fs::create_dir_all(&partial).map_err(|error| write_error(&partial, error))?;
+    model.save(&partial)?;
+    for name in TEXT_FILES {
+        let from = source.dir.join(name);
+        if !from.exists() {
+            // A template may live in tokenizer_config.json.
+            continue;
+        }
+        let to = partial.join(name);
+        fs::copy(&from, &to).map_err(|error| write_error(&to, error))?;
+    }
+    // Sampling is neutral: what is trained is the distribution itself.
+    let generation = json!({
+        "do_sample": true,
+        "eos_token_id": source.tokenizer.eos_token_ids(),
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+    });
+    write_json(&partial.join("generation_config.json"), &generation)?;
+    let entries = fs::read_dir(&partial)
+        .map_err(|source| TrainError::Read { path: partial.clone(), source })?;
+    for entry in entries {
+        let entry = entry.map_err(|source| TrainError::Read { path: partial.clone(), source })?;
+        let to = dir.join(entry.file_name());
+        fs::File::open(entry.path())
+            .and_then(|file| file.sync_all())
+            .and_then(|()| fs::rename(entry.path(), &to))
+            .map_err(|error| write_error(&to, error))?;
+    }
+    fs::remove_dir(&partial).map_err(|error| write_error(&partial, error))
+}
+
+/// Writes `value` with a line break at its end.
+pub(super) fn write_json(path: &Path, value: &Value) -> Result<(), TrainError> {
+    let text = format!("{value:#}\n");
+    fs::write(path, text).map_err(|source| TrainError::Write { path: path.to_owned(), source })
+}

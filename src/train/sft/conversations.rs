@@ -1,10 +1,13 @@
 //! Conversation files, and their token ids with the tokens an assistant sampled marked.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::folder::SourceFolder;
+use crate::kernels::Pool;
 use crate::text::{ChatInput, ChatTemplate, Tokenizer, encode_chat};
 use crate::train::TrainError;
 
@@ -121,4 +124,25 @@ pub fn encode(
     token_ids.truncate(end);
     is_sampled.truncate(end);
     Ok(EncodedConversation { token_ids, is_sampled })
+}
+
+/// [`encode`] for all conversations, in order, on all threads of `pool`.
+///
+/// # Errors
+/// The first conversation that cannot be encoded.
+pub fn encode_all(
+    conversations: &[Conversation],
+    source: &SourceFolder,
+    pool: &Pool,
+) -> Result<Vec<EncodedConversation>, TrainError> {
+    let results: Vec<OnceLock<Result<EncodedConversation, TrainError>>> =
+        conversations.iter().map(|_| OnceLock::new()).collect();
+    pool.run(conversations.len(), |index| {
+        let encoded = encode(&conversations[index], &source.tokenizer, &source.template);
+        results[index].get_or_init(|| encoded);
+    });
+    results
+        .into_iter()
+        .map(|result| result.into_inner().expect("the pool ran every index"))
+        .collect()
 }

@@ -1,20 +1,23 @@
 //! The files of a model folder beside the weights.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::{fs, io};
 
 use serde_json::{Value, json};
 
 use crate::model::Model;
 use crate::text::{ChatTemplate, Tokenizer};
+use super::conversations::Conversation;
+use super::tokenizer::{TokenizerSpec, train_tokenizer};
 use crate::train::TrainError;
 
 const TEXT_FILES: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
 
-/// A folder with tokenizer and chat template.
+/// Tokenizer and chat template, loaded, with the files they came from.
 #[derive(Debug)]
 pub struct SourceFolder {
-    dir: PathBuf,
+    /// Names and contents of [`TEXT_FILES`] that exist.
+    files: Vec<(&'static str, Vec<u8>)>,
     pub tokenizer: Tokenizer,
     pub template: ChatTemplate,
 }
@@ -27,7 +30,43 @@ impl SourceFolder {
     pub fn load(dir: &Path) -> Result<Self, TrainError> {
         let tokenizer = Tokenizer::load(dir)?;
         let template = ChatTemplate::load(dir)?;
-        Ok(Self { dir: dir.to_owned(), tokenizer, template })
+        let mut files = Vec::new();
+        for name in TEXT_FILES {
+            let path = dir.join(name);
+            match fs::read(&path) {
+                Ok(bytes) => files.push((name, bytes)),
+                // A template may live in tokenizer_config.json.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => return Err(TrainError::Read { path, source }),
+            }
+        }
+        Ok(Self { files, tokenizer, template })
+    }
+
+    /// A tokenizer trained on `conversations` as `template` (a file) renders them. `dir` holds its files meanwhile.
+    ///
+    /// # Errors
+    /// What the template, the trainer or the file system refuses.
+    pub fn with_new_tokenizer(
+        spec: TokenizerSpec,
+        conversations: &[Conversation],
+        template: &Path,
+        dir: &Path,
+    ) -> Result<Self, TrainError> {
+        let work = dir.join(".tokenizer");
+        let write_error = |source| TrainError::Write { path: work.clone(), source };
+        fs::create_dir_all(&work).map_err(write_error)?;
+        fs::copy(template, work.join("chat_template.jinja"))
+            .map_err(|source| TrainError::Read { path: template.to_owned(), source })?;
+        let loaded = ChatTemplate::load(&work)?;
+        let texts = conversations
+            .iter()
+            .map(|conversation| conversation.render(&loaded))
+            .collect::<Result<Vec<_>, _>>()?;
+        train_tokenizer(spec, &texts, &work)?;
+        let source = Self::load(&work)?;
+        fs::remove_dir_all(&work).map_err(write_error)?;
+        Ok(source)
     }
 }
 
@@ -42,14 +81,9 @@ pub fn write_folder(model: &Model, source: &SourceFolder, dir: &Path) -> Result<
     let write_error = |path: &Path, source| TrainError::Write { path: path.to_owned(), source };
     fs::create_dir_all(&partial).map_err(|error| write_error(&partial, error))?;
     model.save(&partial)?;
-    for name in TEXT_FILES {
-        let from = source.dir.join(name);
-        if !from.exists() {
-            // A template may live in tokenizer_config.json.
-            continue;
-        }
+    for (name, bytes) in &source.files {
         let to = partial.join(name);
-        fs::copy(&from, &to).map_err(|error| write_error(&to, error))?;
+        fs::write(&to, bytes).map_err(|error| write_error(&to, error))?;
     }
     // Sampling is neutral: what is trained is the distribution itself.
     let generation = json!({

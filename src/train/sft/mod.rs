@@ -13,7 +13,7 @@ mod folder;
 mod run;
 mod tokenizer;
 
-pub use conversations::{Conversation, EncodedConversation, encode, read_conversations};
+pub use conversations::{Conversation, EncodedConversation, encode, encode_all, read_conversations};
 pub use folder::{SourceFolder, write_folder};
 pub use run::{SftMetrics, SftOptions, SupervisedTrainer};
 pub use tokenizer::{TokenizerSpec, train_tokenizer};

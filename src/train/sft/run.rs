@@ -78,11 +78,12 @@ impl SupervisedTrainer {
             return Err(TrainError::EmptyBatch);
         }
         let limit = model.config().max_position_embeddings;
-        if let Some(long) = data.iter().map(|row| row.token_ids.len()).find(|&length| length > limit) {
+        let longest = data.iter().map(|row| row.token_ids.len()).max().unwrap_or(0);
+        if longest > limit {
             return refuse(
                 "max_position_embeddings",
-                limit.to_string(),
-                if long > 2 * limit { "conversations are far longer; cut them" } else { "raise it, or cut the conversations" },
+                format!("{limit}, and the longest conversation has {longest} tokens"),
+                "raise it in config.json, or cut the conversation",
             );
         }
         let lengths = data.iter().map(|row| row.token_ids.len()).collect();

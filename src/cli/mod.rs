@@ -14,6 +14,7 @@ use clap::{Parser, Subcommand};
 
 mod agent;
 mod config;
+mod sft;
 
 /// `1.2.3 (abcdef012345)`: version and git commit.
 pub const VERSION: &str = concat!(
@@ -40,6 +41,8 @@ enum Command {
     Agent(agent::Args),
     /// Check, show and document the three config files.
     Config(config::Args),
+    /// Train a policy on conversations: the supervised warm start.
+    Sft(sft::Args),
 }
 
 impl Cli {
@@ -51,6 +54,7 @@ impl Cli {
         match self.command {
             Command::Agent(args) => agent::run(args),
             Command::Config(args) => config::run(args),
+            Command::Sft(args) => sft::run(args),
         }
     }
 }

@@ -13,6 +13,8 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
 mod config;
+mod doctor;
+mod sandbox;
 
 /// `1.2.3 (abcdef012345)`: version and git commit.
 pub const VERSION: &str = concat!(
@@ -37,6 +39,10 @@ pub struct Cli {
 enum Command {
     /// Check, show and document the three config files.
     Config(config::Args),
+    /// Make sandboxes by hand.
+    Sandbox(sandbox::Args),
+    /// Show what works on this machine, with remedies.
+    Doctor(doctor::Args),
 }
 
 impl Cli {
@@ -47,6 +53,8 @@ impl Cli {
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Config(args) => config::run(args),
+            Command::Sandbox(args) => sandbox::run(args),
+            Command::Doctor(args) => doctor::run(args),
         }
     }
 }

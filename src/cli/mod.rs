@@ -12,6 +12,7 @@ use std::future::Future;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
+mod agent;
 mod config;
 
 /// `1.2.3 (abcdef012345)`: version and git commit.
@@ -35,6 +36,8 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    #[command(hide = true)]
+    Agent(agent::Args),
     /// Check, show and document the three config files.
     Config(config::Args),
 }
@@ -46,6 +49,7 @@ impl Cli {
     /// What the command could not do.
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
+            Command::Agent(args) => agent::run(args),
             Command::Config(args) => config::run(args),
         }
     }

@@ -59,6 +59,29 @@ pub enum ProxyError {
     ShuttingDown,
 }
 
+/// The path of every request, outermost layer first.
+fn layered(routes: Router<Shared>, state: Shared) -> Router {
+    let layers = ServiceBuilder::new()
+        // A bug answers 500 in the client's protocol instead of closing the connection.
+        .layer(CatchPanicLayer::custom(reply::panicked))
+        // Web pages and rebound names do not get in.
+        .layer(middleware::from_fn_with_state(state.clone(), guard::host))
+        // axum's 2 MiB would cut long sessions off: the limit is the configuration's, told in the client's protocol.
+        .layer(DefaultBodyLimit::disable());
+    routes
+        .fallback(models::not_found)
+        .method_not_allowed_fallback(models::not_found)
+        .with_state(state)
+        .layer(layers)
+}
+
+/// What a handler gets.
+#[derive(Clone)]
+struct Shared {
+    inner: Arc<Inner>,
+    door: Door,
+}
+
 /// The proxy. Clones share it.
 #[derive(Clone)]
 pub struct Proxy {
@@ -98,46 +121,30 @@ impl Proxy {
         Self { inner: Arc::new(inner) }
     }
 
-    /// The public listener's routes, behind the layers that every request passes, outermost first.
+    /// The public listener's routes.
     #[must_use]
     pub fn router(&self) -> Router {
-        let inner = &self.inner;
-        let door = Door::Public;
-        Router::new()
+        let state = Shared { inner: Arc::clone(&self.inner), door: Door::Public };
+        let routes = Router::new()
             .route("/v1/chat/completions", post(chat::chat))
             .route("/sessions/{session}/v1/chat/completions", post(chat::chat))
             .route("/v1/models", get(models::models))
             .route("/sessions/{session}/v1/models", get(models::models))
             .route("/metrics", get(models::metrics))
-            // What comes before needs the client token where there is one; what follows is for load balancers.
-            .route_layer(middleware::from_fn_with_state(Arc::clone(inner), guard::token))
+            // What is above needs the client token where there is one; what is below is for load balancers.
+            .route_layer(middleware::from_fn_with_state(state.clone(), guard::token))
             .route("/healthz", get(models::healthz))
-            .route("/readyz", get(models::readyz))
-            .fallback(models::not_found)
-            .method_not_allowed_fallback(models::not_found)
-            .with_state((Arc::clone(inner), door))
-            .layer(self.layers())
+            .route("/readyz", get(models::readyz));
+        layered(routes, state)
     }
 
     /// The routes of one session's own listener: its model routes and nothing else.
     fn session_router(&self, session: Arc<Session>) -> Router {
-        Router::new()
+        let state = Shared { inner: Arc::clone(&self.inner), door: Door::Session(session) };
+        let routes = Router::new()
             .route("/v1/chat/completions", post(chat::chat))
-            .route("/v1/models", get(models::models))
-            .fallback(models::not_found)
-            .method_not_allowed_fallback(models::not_found)
-            .with_state((Arc::clone(&self.inner), Door::Session(session)))
-            .layer(self.layers())
-    }
-
-    fn layers(&self) -> models::Layers {
-        ServiceBuilder::new()
-            // A bug answers 500 in the client's protocol instead of a closed connection.
-            .layer(CatchPanicLayer::custom(models::panicked as models::PanicHandler))
-            // Web pages and rebound names do not get in.
-            .layer(middleware::from_fn_with_state(Arc::clone(&self.inner), guard::host as guard::HostFn))
-            // The limit is lego's own, told in the client's protocol.
-            .layer(DefaultBodyLimit::disable())
+            .route("/v1/models", get(models::models));
+        layered(routes, state)
     }
 
     /// Opens a session.
@@ -165,14 +172,15 @@ impl Proxy {
     ) -> Result<(), ProxyError> {
         let found = self.inner.sessions.get(session);
         let session = found.ok_or_else(|| ProxyError::NoSuchSession(session.clone()))?;
-        let stop = session.closed();
-        server::serve(listener, self.session_router(session), stop).await;
+        let closed = session.closed();
+        server::serve(listener, self.session_router(session), closed.clone(), closed).await;
         Ok(())
     }
 
     /// Serves the public listener until [`Proxy::shutdown`].
     pub async fn serve(&self, listener: TcpListener) {
-        server::serve(listener, self.router(), self.inner.closing.clone()).await;
+        let (closing, abort) = (self.inner.closing.clone(), self.inner.abort.clone());
+        server::serve(listener, self.router(), closing, abort).await;
     }
 
     /// Refuses new calls, gives running ones `shutdown_grace`, then ends them with an error; returns when every call
@@ -181,8 +189,9 @@ impl Proxy {
         self.inner.closing.cancel();
         self.inner.running.close();
         let grace = self.inner.options.shutdown_grace;
-        if tokio::time::timeout(grace, self.inner.running.wait()).await.is_err() {
-            self.inner.abort.cancel();
+        let is_quiet = tokio::time::timeout(grace, self.inner.running.wait()).await.is_ok();
+        self.inner.abort.cancel();
+        if !is_quiet {
             self.inner.running.wait().await;
         }
     }

@@ -99,7 +99,4 @@ impl ProxyOptions {
         }
     }
 
-    pub(super) const fn is_stand_alone(&self) -> bool {
-        matches!(self.mode, Mode::StandAlone { .. })
-    }
 }

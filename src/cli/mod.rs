@@ -14,6 +14,9 @@ use clap::{Parser, Subcommand};
 
 mod agent;
 mod config;
+mod sft;
+mod doctor;
+mod sandbox;
 
 /// `1.2.3 (abcdef012345)`: version and git commit.
 pub const VERSION: &str = concat!(
@@ -40,6 +43,12 @@ enum Command {
     Agent(agent::Args),
     /// Check, show and document the three config files.
     Config(config::Args),
+    /// Train a policy on conversations: the supervised warm start.
+    Sft(sft::Args),
+    /// Make sandboxes by hand.
+    Sandbox(sandbox::Args),
+    /// Show what works on this machine, with remedies.
+    Doctor(doctor::Args),
 }
 
 impl Cli {
@@ -51,6 +60,9 @@ impl Cli {
         match self.command {
             Command::Agent(args) => agent::run(args),
             Command::Config(args) => config::run(args),
+            Command::Sft(args) => sft::run(args),
+            Command::Sandbox(args) => sandbox::run(args),
+            Command::Doctor(args) => doctor::run(args),
         }
     }
 }

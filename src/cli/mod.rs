@@ -12,7 +12,11 @@ use std::future::Future;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
+mod agent;
 mod config;
+mod sft;
+mod doctor;
+mod sandbox;
 
 /// `1.2.3 (abcdef012345)`: version and git commit.
 pub const VERSION: &str = concat!(
@@ -35,8 +39,16 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    #[command(hide = true)]
+    Agent(agent::Args),
     /// Check, show and document the three config files.
     Config(config::Args),
+    /// Train a policy on conversations: the supervised warm start.
+    Sft(sft::Args),
+    /// Make sandboxes by hand.
+    Sandbox(sandbox::Args),
+    /// Show what works on this machine, with remedies.
+    Doctor(doctor::Args),
 }
 
 impl Cli {
@@ -46,7 +58,11 @@ impl Cli {
     /// What the command could not do.
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
+            Command::Agent(args) => agent::run(args),
             Command::Config(args) => config::run(args),
+            Command::Sft(args) => sft::run(args),
+            Command::Sandbox(args) => sandbox::run(args),
+            Command::Doctor(args) => doctor::run(args),
         }
     }
 }

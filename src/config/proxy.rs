@@ -7,16 +7,6 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// `proxy_config.json`: the capture proxy and the harness that calls it.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct ProxyFile {
-    /// The capture proxy.
-    pub proxy: Proxy,
-    /// The harness that lego starts in each sandbox.
-    pub harness: Harness,
-}
-
 /// The capture proxy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]

@@ -13,6 +13,7 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
 mod agent;
+mod capture;
 mod config;
 mod sft;
 mod doctor;
@@ -41,6 +42,8 @@ pub struct Cli {
 enum Command {
     #[command(hide = true)]
     Agent(agent::Args),
+    /// List captured sessions and show their calls, tokens included.
+    Capture(capture::Args),
     /// Check, show and document the three config files.
     Config(config::Args),
     /// Train a policy on conversations: the supervised warm start.
@@ -59,6 +62,7 @@ impl Cli {
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Agent(args) => agent::run(args),
+            Command::Capture(args) => capture::run(args),
             Command::Config(args) => config::run(args),
             Command::Sft(args) => sft::run(args),
             Command::Sandbox(args) => sandbox::run(args),

@@ -1,1 +1,13 @@
-//! (room `run`; see the crate docs)
+//! The composition root: everything is wired here, and nowhere else.
+//!
+//! Invariants:
+//! - Whatever can be refused is refused before the first trial: config, dataset, model, sandbox, port.
+//! - A run that is killed at any moment goes on with `--resume` from its last checkpoint, and what it
+//!   then computes is what it would have computed without the kill.
+//! - Every sampled token is accounted for at each step, or the run stops (law 6).
+
+mod error;
+mod folder;
+
+pub use error::RunError;
+pub use folder::{RunFolder, write_json};

@@ -14,6 +14,8 @@ use clap::{Parser, Subcommand};
 
 mod agent;
 mod config;
+mod doctor;
+mod sandbox;
 
 /// `1.2.3 (abcdef012345)`: version and git commit.
 pub const VERSION: &str = concat!(
@@ -38,8 +40,9 @@ pub struct Cli {
 enum Command {
     #[command(hide = true)]
     Agent(agent::Args),
-    /// Check, show and document the three config files.
     Config(config::Args),
+    Doctor(doctor::Args),
+    Sandbox(sandbox::Args),
 }
 
 impl Cli {
@@ -51,6 +54,8 @@ impl Cli {
         match self.command {
             Command::Agent(args) => agent::run(args),
             Command::Config(args) => config::run(args),
+            Command::Doctor(args) => doctor::run(args),
+            Command::Sandbox(args) => sandbox::run(args),
         }
     }
 }
@@ -67,6 +72,20 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
         .chain()
         .any(|cause| cause.is::<Usage>() || cause.is::<crate::config::ConfigError>());
     if is_usage { 2 } else { 1 }
+}
+
+/// An error with its causes; a cause that the message before it already quotes is not repeated.
+#[must_use]
+pub fn message(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// Runs a command's future on a new multi-threaded runtime.

@@ -253,7 +253,9 @@ impl Reader<'_> {
             }
             if let Some(theta) = rope.get("rope_theta") {
                 let theta = theta.as_f64().filter(|theta| *theta > 0.0);
-                found = found.or(Some(theta.ok_or_else(|| self.bad(key, "a positive rope_theta"))?));
+                found = found.or(Some(
+                    theta.ok_or_else(|| self.bad(key, "a positive rope_theta"))?,
+                ));
             }
         }
         match found {

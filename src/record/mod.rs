@@ -10,12 +10,14 @@ mod disposition;
 mod ids;
 mod outcome;
 mod sample;
+mod sink;
 
 pub use call::{
-    Call, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, LogprobSemantics, Sampling,
-    UpstreamKind, Usage, WeightSource, WeightSpan,
+    Call, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, LogprobSemantics,
+    SCHEMA_VERSION, Sampling, UpstreamKind, Usage, WeightSource, WeightSpan,
 };
 pub use disposition::Disposition;
 pub use ids::{CallId, EpisodeId, GroupId, InvalidId, PolicyVersion, SessionId, TaskId, TrialId};
 pub use outcome::{ExitEvidence, InfraFailure, Outcome, Termination};
 pub use sample::{InvalidSample, Sample, SampleParts};
+pub use sink::{CallSink, SinkError};

@@ -51,6 +51,8 @@ pub enum InfraFailure {
     SandboxLost(String),
     /// The host ran out of memory.
     HostOom,
+    /// The harness ended without one answered model call: nothing of the policy's doing.
+    Harness(String),
     /// The upstream failed this session's calls.
     Engine(String),
     /// The verifier could not run.

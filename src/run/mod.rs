@@ -1,1 +1,26 @@
-//! (room `run`; see the crate docs)
+//! The composition root: everything is wired here, and nowhere else.
+//!
+//! Invariants:
+//! - Whatever can be refused is refused before the first trial: config, dataset, model, sandbox, port.
+//! - A run that is killed at any moment goes on with `--resume` from its last checkpoint, and what it
+//!   then computes is what it would have computed without the kill.
+//! - Every sampled token is accounted for at each step, or the run stops (law 6).
+
+mod account;
+mod error;
+mod evaluation;
+mod folder;
+mod learner;
+mod machinery;
+mod metrics;
+mod progress;
+mod report;
+mod training;
+mod waves;
+
+pub use account::TokenAccount;
+pub use error::RunError;
+pub use evaluation::{Evaluation, Rates, TaskScore};
+pub use folder::{RunFolder, write_json};
+pub use report::{CurvePoint, Report};
+pub use training::{TrainOptions, train};

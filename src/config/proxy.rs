@@ -1,0 +1,251 @@
+//! `proxy_config.json`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The capture proxy.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Proxy {
+    /// Address that the proxy listens on. Beyond loopback it starts only with `client_token_env` set.
+    pub listen_host: String,
+    /// Port that the proxy listens on, and port of the model API inside each sandbox. 0 lets the system choose.
+    pub listen_port: u16,
+    /// What answers model calls: `embedded` (lego's own engine, in this process) or the base URL of an
+    /// OpenAI-compatible server, with or without its trailing `/v1`.
+    pub upstream_base_url: String,
+    /// Name of the environment variable with the upstream's API key.
+    pub upstream_api_key_env: Option<String>,
+    /// Which server the upstream is. `auto`: `embedded` for the embedded engine, `vllm` for a URL.
+    pub upstream_kind: UpstreamKind,
+    /// Folder of the embedded engine's model, in Hugging Face form.
+    pub model_path: PathBuf,
+    /// Ask the upstream for token ids and store them.
+    pub capture_token_ids: bool,
+    /// Ask the upstream for the sampled tokens' log-probabilities and store them.
+    pub capture_logprobs: bool,
+    /// Store expert routing where the upstream returns it.
+    pub capture_expert_routing: bool,
+    /// Serve a call that rewrites its session's history. `false` answers it with 409.
+    pub history_rewrite_tolerance: bool,
+    /// Bytes of a reply that may wait for a slow harness before lego stops reading from the upstream.
+    pub stream_buffer_size: usize,
+    /// Folder of the capture: one writer at a time.
+    pub capture_dir: PathBuf,
+    /// How a reply is passed on.
+    pub relay: Relay,
+    /// What a finished call survives before the harness may act on it.
+    pub durability: Durability,
+    /// Longest wait for usage and terminator before a call is committed without them, in milliseconds.
+    pub commit_wait_ms: u64,
+    /// While the upstream is silent, a no-op event goes to a streaming harness this often, in seconds. 0: never.
+    pub keep_alive_secs: u64,
+    /// Largest request body, in bytes.
+    pub max_body_bytes: usize,
+    /// Most model calls in flight; further ones wait.
+    pub max_in_flight: usize,
+    /// Longest wait for a connection to the upstream, in seconds.
+    pub connect_timeout_secs: u64,
+    /// Longest wait for the upstream's first byte, in seconds.
+    pub first_byte_timeout_secs: u64,
+    /// Longest silence of the upstream within a reply, in seconds.
+    pub idle_timeout_secs: u64,
+    /// Time that running calls get to end when the proxy stops, in milliseconds.
+    pub shutdown_grace_ms: u64,
+    /// Name of the environment variable with the token that clients must send as their API key.
+    pub client_token_env: Option<String>,
+    /// Stand-alone only: model names that harnesses ask for, and the upstream's name for each. Names that
+    /// are not listed pass through.
+    pub model_map: BTreeMap<String, String>,
+    /// Stand-alone only: sampling that replaces what the harness asks for, in full. Absent: pass through.
+    /// In a training session lego always sends its own.
+    pub pinned_sampling: Option<PinnedSampling>,
+}
+
+impl Default for Proxy {
+    fn default() -> Self {
+        Self {
+            listen_host: "127.0.0.1".to_owned(),
+            listen_port: 18080,
+            upstream_base_url: "embedded".to_owned(),
+            upstream_api_key_env: None,
+            upstream_kind: UpstreamKind::Auto,
+            model_path: PathBuf::from("models/lego-tiny"),
+            capture_token_ids: true,
+            capture_logprobs: true,
+            capture_expert_routing: true,
+            history_rewrite_tolerance: true,
+            stream_buffer_size: 65536,
+            capture_dir: PathBuf::from("./captures"),
+            relay: Relay::Auto,
+            durability: Durability::PowerLoss,
+            commit_wait_ms: 1000,
+            keep_alive_secs: 15,
+            max_body_bytes: 64 * 1024 * 1024,
+            max_in_flight: 1024,
+            connect_timeout_secs: 10,
+            first_byte_timeout_secs: 600,
+            idle_timeout_secs: 300,
+            shutdown_grace_ms: 3000,
+            client_token_env: None,
+            model_map: BTreeMap::new(),
+            pinned_sampling: None,
+        }
+    }
+}
+
+impl Proxy {
+    /// True if the upstream is the embedded engine.
+    #[must_use]
+    pub fn is_embedded(&self) -> bool {
+        self.upstream_base_url == "embedded"
+    }
+
+    /// [`Proxy::commit_wait_ms`] as a duration.
+    #[must_use]
+    pub const fn commit_wait(&self) -> Duration {
+        Duration::from_millis(self.commit_wait_ms)
+    }
+
+    /// [`Proxy::keep_alive_secs`] as a duration; `None` when keep-alives are off.
+    #[must_use]
+    pub const fn keep_alive(&self) -> Option<Duration> {
+        if self.keep_alive_secs == 0 {
+            None
+        } else {
+            Some(Duration::from_secs(self.keep_alive_secs))
+        }
+    }
+}
+
+/// Sampling sent in place of what the harness asks for. Everything not named here is neutral: top_p 1,
+/// top_k off, min_p 0, no penalties, no logit_bias.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct PinnedSampling {
+    /// Sampling temperature; 0 is greedy.
+    pub temperature: f64,
+    /// Seed of the whole session; each call gets its own from it.
+    pub seed: u64,
+}
+
+impl Default for PinnedSampling {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            seed: 1,
+        }
+    }
+}
+
+/// Which server answers model calls.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum UpstreamKind {
+    /// `embedded` for the embedded engine, `vllm` for a URL.
+    #[default]
+    Auto,
+    /// lego's own engine, in this process.
+    Embedded,
+    /// A vLLM server.
+    Vllm,
+    /// An SGLang server.
+    Sglang,
+    /// Any other OpenAI-compatible server: no token ids, so nothing to train on.
+    Openai,
+}
+
+/// How a reply is passed on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Relay {
+    /// Chosen for each call.
+    #[default]
+    Auto,
+    /// Stream through; parse a copy.
+    Live,
+    /// Ask without streaming, give the harness a real event sequence.
+    Destreamed,
+    /// Render the template here and call a token endpoint.
+    TokenIn,
+}
+
+/// What a finished call survives before the harness may act on it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Durability {
+    /// Synced to disk: survives loss of power and kill -9.
+    #[default]
+    PowerLoss,
+    /// Handed to the kernel: survives kill -9, not loss of power.
+    ProcessKill,
+}
+
+/// The harness that lego starts in each sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Harness {
+    /// Which harness. `mini` is lego's own and needs nothing else on the machine.
+    pub r#type: HarnessType,
+    /// Version of the harness that must be installed.
+    pub sdk_version: Option<String>,
+    /// Settings given to the harness.
+    pub llm_config_override: LlmConfigOverride,
+    /// Command line that starts the harness, in place of the built-in one of its type.
+    pub command: Option<Vec<String>>,
+    /// Environment variables added for the harness.
+    pub env: BTreeMap<String, String>,
+}
+
+/// Which harness.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum HarnessType {
+    /// OpenHands.
+    #[default]
+    #[serde(alias = "openhands-sdk", alias = "openhands_sdk")]
+    Openhands,
+    /// Claude Code.
+    #[serde(alias = "claude-code")]
+    ClaudeCode,
+    /// OpenCode.
+    Opencode,
+    /// Codex.
+    Codex,
+    /// mini-swe-agent.
+    #[serde(alias = "mini-swe-agent")]
+    MiniSweAgent,
+    /// lego's own small agent (`lego agent`).
+    Mini,
+}
+
+impl HarnessType {
+    /// The name in config files and records.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Openhands => "openhands",
+            Self::ClaudeCode => "claude_code",
+            Self::Opencode => "opencode",
+            Self::Codex => "codex",
+            Self::MiniSweAgent => "mini_swe_agent",
+            Self::Mini => "mini",
+        }
+    }
+}
+
+/// Settings given to the harness.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct LlmConfigOverride {
+    /// Base URL of the model API as the harness sees it. Absent: the sandbox's own listener.
+    pub base_url: Option<String>,
+    /// Model name that the harness asks for.
+    pub model: Option<String>,
+    /// How the harness signs in.
+    pub auth_type: Option<String>,
+}

@@ -1,0 +1,33 @@
+//! Why a run could not start or go on.
+
+use std::path::PathBuf;
+
+/// Errors of the composition root. Those of the rooms below are passed on with what was being done.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error("{} already holds a run: pass --resume to go on with it, or another --output-dir", .0.display())]
+    FolderExists(PathBuf),
+    #[error("no run to resume in {}: pass the --output-dir of a run that was started before", .0.display())]
+    NothingToResume(PathBuf),
+    #[error("the run in {} is in use by process {pid}: stop that one first", root.display())]
+    InUse { root: PathBuf, pid: String },
+    #[error("{}: {cause}", path.display())]
+    Broken { path: PathBuf, cause: String },
+    #[error("{}: {source}", path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("{doing}: {cause}")]
+    Failed { doing: &'static str, cause: String },
+    #[error("{sampled} tokens were sampled, but {booked} are accounted for: the run stops rather than train on a wrong account")]
+    Unbalanced { sampled: u64, booked: u64 },
+    #[error("every trial failed by broken machinery, the first like this: {0}")]
+    AllInvalid(String),
+    #[error("stopped; pass --resume to go on")]
+    Stopped,
+}
+
+impl RunError {
+    /// An error of a room below, with what was being done.
+    pub fn failed(doing: &'static str) -> impl FnOnce(anyhow::Error) -> Self {
+        move |error| Self::Failed { doing, cause: format!("{error:#}") }
+    }
+}

@@ -365,6 +365,10 @@ impl Scheduler {
                 Some(reason) => Event::Last(token, reason),
                 None => Event::Token(token),
             };
+            if end.is_some() {
+                // Before the last token arrives: who has seen it sees the counter as well.
+                shared.running.fetch_sub(1, Ordering::Relaxed);
+            }
             // The channel has a place for every event; sending fails only when nobody reads.
             let goes_on = running.events.try_send(event).is_ok() && end.is_none();
             slot.is_running = goes_on;

@@ -12,7 +12,7 @@ use super::ServeState;
 use super::choice::{Choice, Delta, Finish, usage};
 use super::error::ApiError;
 use super::events::{Choices, EventSource, Frame, stream_response, write_done, write_event};
-use super::request::{Common, Logprobs, fields, parse_object};
+use super::request::{Common, Logprobs, parse_object};
 use super::wire::{
     Chunk, CompletionChoice, CompletionChunkChoice, CompletionLogprobs, CompletionReply, FullUsage, LogprobEntry,
     unix_seconds,

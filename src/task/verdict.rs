@@ -36,7 +36,8 @@ pub struct Verdict {
 
 impl Verdict {
     /// The verdict on a diff that never came to the tests.
-    pub(super) fn rejected(task: &Task, note: String) -> Self {
+    #[must_use]
+    pub fn rejected(task: &Task, note: String) -> Self {
         let tests = ids(task).map(|id| (id.clone(), TestResult::Missing)).collect();
         Self {
             reward: 0.0,

@@ -13,9 +13,11 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
 mod agent;
+mod capture;
 mod config;
 mod doctor;
 mod sandbox;
+mod sft;
 
 /// `1.2.3 (abcdef012345)`: version and git commit.
 pub const VERSION: &str = concat!(
@@ -40,9 +42,16 @@ pub struct Cli {
 enum Command {
     #[command(hide = true)]
     Agent(agent::Args),
+    /// List captured sessions and show their calls, tokens included.
+    Capture(capture::Args),
+    /// Check, show and document the three config files.
     Config(config::Args),
-    Doctor(doctor::Args),
+    /// Train a policy on conversations: the supervised warm start.
+    Sft(sft::Args),
+    /// Make sandboxes by hand.
     Sandbox(sandbox::Args),
+    /// Show what works on this machine, with remedies.
+    Doctor(doctor::Args),
 }
 
 impl Cli {
@@ -53,9 +62,11 @@ impl Cli {
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Agent(args) => agent::run(args),
+            Command::Capture(args) => capture::run(args),
             Command::Config(args) => config::run(args),
-            Command::Doctor(args) => doctor::run(args),
+            Command::Sft(args) => sft::run(args),
             Command::Sandbox(args) => sandbox::run(args),
+            Command::Doctor(args) => doctor::run(args),
         }
     }
 }

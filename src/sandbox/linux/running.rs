@@ -72,7 +72,8 @@ impl Running {
             None => None,
         };
         set_nonblocking(&started.control)?;
-        let control = AsyncFd::new(started.control)?;
+        // SAFETY: an `OwnedFd` keeps the same open descriptor until the `AsyncFd` is dropped or dissolved.
+        let control = unsafe { AsyncFd::register(started.control) }.map_err(io::Error::from)?;
         let (proc, root) = (started.proc, started.root);
         let parts = Parts { control, proc, root, limiter, translation, tmp, client };
         Ok(Self { parts: Some(parts), listener, next_id: 0 })

@@ -10,11 +10,9 @@ const PROGRAM_DIRECTORIES: [&str; 7] =
     ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
 
 /// Named parts of /etc that programs need and that hold nothing of the user's.
-const ETC: [&str; 11] = [
+const ETC: [&str; 9] = [
     "/etc/alternatives",
     "/etc/ld.so.cache",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
     "/etc/localtime",
     "/etc/mime.types",
     "/etc/pki/tls/certs",
@@ -72,7 +70,7 @@ impl System {
         for entry in fs::read_dir("/etc").into_iter().flatten().flatten() {
             let name = entry.file_name();
             let version = name.to_str().and_then(|name| name.strip_prefix("python"));
-            if version.is_some_and(|version| version.starts_with(|c: char| c.is_ascii_digit())) {
+            if version.is_some_and(|version| version.contains('.')) {
                 self.show(&entry.path());
             }
         }

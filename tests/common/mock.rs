@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -159,6 +159,7 @@ impl Mock {
                 "/v1/models",
                 get(|| async { axum::Json(json!({"object": "list", "data": [{"id": "toy"}]})) }),
             )
+            .layer(DefaultBodyLimit::disable())
             .with_state(Arc::clone(&self.shared))
     }
 

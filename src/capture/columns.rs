@@ -18,7 +18,9 @@ fn list(of: DataType) -> DataType {
 }
 
 fn record(fields: &[(&str, DataType)]) -> DataType {
-    let fields = fields.iter().map(|(name, of)| Field::new(*name, of.clone(), true));
+    let fields = fields
+        .iter()
+        .map(|(name, of)| Field::new(*name, of.clone(), true));
     DataType::Struct(fields.collect())
 }
 
@@ -92,7 +94,10 @@ pub(super) fn schema() -> SchemaRef {
         required("upstream_api", Utf8),
         required("model_requested", Utf8),
         nullable("model_served", Utf8),
-        required("received_at", DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()))),
+        required(
+            "received_at",
+            DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
+        ),
         nullable("ttft_us", UInt64),
         required("duration_us", UInt64),
         nullable("client_request", Utf8),

@@ -39,10 +39,16 @@ impl ParquetCalls {
             .and_then(|pair| pair.value.as_deref()?.parse::<u16>().ok())
             .ok_or_else(|| format!("it has no {} in its metadata", columns::VERSION_KEY))?;
         if version > SCHEMA_VERSION {
-            return Err(format!("its schema {version} is newer than this lego's {SCHEMA_VERSION}"));
+            return Err(format!(
+                "its schema {version} is newer than this lego's {SCHEMA_VERSION}"
+            ));
         }
         let batches = plan(builder, query).map_err(|error| error.to_string())?;
-        Ok(Self { path: path.to_owned(), batches: Some(batches), ready: VecDeque::new() })
+        Ok(Self {
+            path: path.to_owned(),
+            batches: Some(batches),
+            ready: VecDeque::new(),
+        })
     }
 
     fn refill(&mut self) -> Result<bool, CaptureError> {
@@ -78,11 +84,16 @@ fn plan(
     query: &Query,
 ) -> parquet::errors::Result<ParquetRecordBatchReader> {
     let wanted = [
-        ("session_id", query.session_id.as_ref().map(ToString::to_string)),
+        (
+            "session_id",
+            query.session_id.as_ref().map(ToString::to_string),
+        ),
         ("trial_id", query.trial_id.as_ref().map(ToString::to_string)),
         ("call_id", query.call_id.map(|id| id.to_string())),
     ];
-    let wanted = wanted.into_iter().filter_map(|(name, value)| Some((name, value?)));
+    let wanted = wanted
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)));
     let wanted: Vec<(&'static str, String)> = wanted.collect();
     let mut groups = vec![];
     for group in 0..builder.metadata().num_row_groups() {
@@ -100,14 +111,20 @@ fn plan(
         let only = ProjectionMask::columns(schema, [name]);
         let predicate = ArrowPredicateFn::new(only, move |batch| {
             let column = batch.column(0).as_any().downcast_ref::<StringArray>();
-            let column = column.ok_or_else(|| ArrowError::SchemaError(format!("{name} is no text")))?;
-            Ok(BooleanArray::from_iter(column.iter().map(|v| Some(v == Some(value.as_str())))))
+            let column =
+                column.ok_or_else(|| ArrowError::SchemaError(format!("{name} is no text")))?;
+            Ok(BooleanArray::from_iter(
+                column.iter().map(|v| Some(v == Some(value.as_str()))),
+            ))
         });
         Box::new(predicate) as Box<dyn ArrowPredicate>
     });
     let filter = RowFilter::new(predicates.collect());
     let builder = builder.with_batch_size(BATCH_ROWS).with_row_groups(groups);
-    builder.with_projection(mask).with_row_filter(filter).build()
+    builder
+        .with_projection(mask)
+        .with_row_filter(filter)
+        .build()
 }
 
 /// Whether statistics and Bloom filters leave it open that the row group has a row with these values.
@@ -118,7 +135,9 @@ fn may_hold(
 ) -> parquet::errors::Result<bool> {
     for (name, value) in wanted {
         let columns = builder.parquet_schema().columns();
-        let Some(leaf) = columns.iter().position(|c| c.path().string() == *name) else { continue };
+        let Some(leaf) = columns.iter().position(|c| c.path().string() == *name) else {
+            continue;
+        };
         let chunk = builder.metadata().row_group(group).column(leaf);
         if let Some(Statistics::ByteArray(range)) = chunk.statistics() {
             let value = value.as_bytes();

@@ -84,7 +84,7 @@ impl Writer {
     /// # Errors
     /// Another writer has the folder, or it cannot be read or written.
     pub fn open(dir: &Path, options: WriterOptions) -> Result<Self, CaptureError> {
-        Self::open_on(dir, options, journal::create_file)
+        Self::open_on(dir, options, Box::new(journal::create_file))
     }
 
     pub(super) fn open_on(
@@ -101,8 +101,12 @@ impl Writer {
             }
         }
         let (recovery, sealed) = recovery::recover(dir)?;
-        let parquet = layout::parquet_files(dir)?.into_iter().filter_map(|(_, segment)| segment);
-        let numbers = parquet.chain(sealed.iter().map(|s| s.name)).map(|name| name.number);
+        let parquet = layout::parquet_files(dir)?
+            .into_iter()
+            .filter_map(|(_, segment)| segment);
+        let numbers = parquet
+            .chain(sealed.iter().map(|s| s.name))
+            .map(|name| name.number);
         let next_number = numbers.max().map_or(1, |last| last + 1);
         let journal = Journal::new(dir.to_owned(), options, next_number, create);
         let (queue, appends) = mpsc::channel(QUEUE);
@@ -118,7 +122,9 @@ impl Writer {
             drop(lock);
             closed
         };
-        let thread = std::thread::Builder::new().name("lego-capture".to_owned()).spawn(work);
+        let thread = std::thread::Builder::new()
+            .name("lego-capture".to_owned())
+            .spawn(work);
         let thread = thread.map_err(CaptureError::io("start the writer of", dir))?;
         Ok(Self {
             dir: dir.to_owned(),
@@ -146,7 +152,9 @@ impl Writer {
     pub async fn close(&self) -> Closed {
         let finish = async || {
             lock(&self.queue).take();
-            let Some(thread) = lock(&self.thread).take() else { return Closed::default() };
+            let Some(thread) = lock(&self.thread).take() else {
+                return Closed::default();
+            };
             let joined = tokio::task::spawn_blocking(move || thread.join()).await;
             joined.ok().and_then(Result::ok).unwrap_or_else(|| Closed {
                 left_in_journal: vec!["the writer thread panicked".to_owned()],
@@ -157,20 +165,27 @@ impl Writer {
     }
 
     fn closed_error(&self) -> SinkError {
-        SinkError::Closed { place: self.dir.display().to_string() }
+        SinkError::Closed {
+            place: self.dir.display().to_string(),
+        }
     }
 }
 
 #[async_trait::async_trait]
 impl CallSink for Writer {
     async fn append(&self, calls: Vec<Call>) -> Result<(), SinkError> {
-        let queue = lock(&self.queue).clone().ok_or_else(|| self.closed_error())?;
+        let queue = lock(&self.queue)
+            .clone()
+            .ok_or_else(|| self.closed_error())?;
         if calls.is_empty() {
             return Ok(());
         }
         let payload = payload::encode(calls)?;
         let (done, committed) = oneshot::channel();
-        queue.send(Append { payload, done }).await.map_err(|_| self.closed_error())?;
+        queue
+            .send(Append { payload, done })
+            .await
+            .map_err(|_| self.closed_error())?;
         drop(queue);
         committed.await.map_err(|_| self.closed_error())?
     }
@@ -178,7 +193,9 @@ impl CallSink for Writer {
 
 /// No code panics while it holds one of these locks, so a poisoned one is still whole.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// The writer thread: gathers what waits, commits it, tells the waiting; seals by size and age.
@@ -210,7 +227,10 @@ async fn write(
             bytes += next.payload.len();
             batch.push(next);
         }
-        let payloads: Vec<&[u8]> = batch.iter().map(|append| append.payload.as_slice()).collect();
+        let payloads: Vec<&[u8]> = batch
+            .iter()
+            .map(|append| append.payload.as_slice())
+            .collect();
         let committed = journal.commit(&payloads, &mut sealed);
         match &committed {
             Ok(()) => {
@@ -232,10 +252,16 @@ async fn write(
         }
         compactor.push(sealed.drain(..));
         // A steady stream of appends must not keep an old segment open.
-        if journal.due().is_some_and(|due| journal::until(due).is_zero()) {
+        if journal
+            .due()
+            .is_some_and(|due| journal::until(due).is_zero())
+        {
             compactor.push(journal.seal());
         }
     }
     compactor.push(journal.seal());
     closed
 }
+
+#[cfg(test)]
+mod tests;

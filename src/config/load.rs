@@ -55,25 +55,38 @@ impl FileKind {
     /// # Errors
     /// [`ConfigError`] when it cannot be read, or is none of the three.
     pub fn detect(path: &Path) -> Result<Self, ConfigError> {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .unwrap_or_default();
         if let Some(kind) = Self::ALL.into_iter().find(|kind| kind.file_name() == name) {
             return Ok(kind);
         }
         let tree = read(path)?;
-        Self::ALL.into_iter().find(|kind| kind.tables().iter().any(|table| tree.contains_key(*table))).ok_or_else(
-            || {
-                let tables: Vec<_> = Self::ALL.iter().flat_map(|kind| kind.tables()).copied().collect();
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.tables().iter().any(|table| tree.contains_key(*table)))
+            .ok_or_else(|| {
+                let tables: Vec<_> = Self::ALL
+                    .iter()
+                    .flat_map(|kind| kind.tables())
+                    .copied()
+                    .collect();
                 let cause = format!("none of the tables {} is in it", tables.join(", "));
-                ConfigError::Syntax { file: path.to_owned(), cause }
-            },
-        )
+                ConfigError::Syntax {
+                    file: path.to_owned(),
+                    cause,
+                }
+            })
     }
 
     /// The file that holds this key.
     #[must_use]
     pub fn of_key(key: &str) -> Option<Self> {
         let table = key.split('.').next().unwrap_or_default();
-        Self::ALL.into_iter().find(|kind| kind.tables().contains(&table))
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.tables().contains(&table))
     }
 }
 
@@ -89,8 +102,13 @@ impl ConfigPaths {
     /// Those files that exist in a folder under their usual names.
     #[must_use]
     pub fn in_folder(folder: &Path) -> Self {
-        let find = |kind: FileKind| Some(folder.join(kind.file_name())).filter(|path| path.exists());
-        Self { proxy: find(FileKind::Proxy), sandbox: find(FileKind::Sandbox), train: find(FileKind::Train) }
+        let find =
+            |kind: FileKind| Some(folder.join(kind.file_name())).filter(|path| path.exists());
+        Self {
+            proxy: find(FileKind::Proxy),
+            sandbox: find(FileKind::Sandbox),
+            train: find(FileKind::Train),
+        }
     }
 
     /// The path given for a file.
@@ -123,7 +141,10 @@ pub enum Origin {
     /// This environment variable.
     Env(String),
     /// A key of `[policy]`, in this file.
-    Policy { file: String, key: String },
+    Policy {
+        file: String,
+        key: String,
+    },
     /// A command-line flag.
     Flag(String),
 }
@@ -173,10 +194,19 @@ impl Config {
         let mut layers = Layers::default();
         let mut errors = Vec::new();
         for kind in FileKind::ALL {
-            let Some(path) = paths.get(kind) else { continue };
+            let Some(path) = paths.get(kind) else {
+                continue;
+            };
             layers.files.insert(kind, path.display().to_string());
             match read(path) {
-                Ok(tree) => layers.add_file(&schema, kind.tables(), path, tree, &environment, &mut errors),
+                Ok(tree) => layers.add_file(
+                    &schema,
+                    kind.tables(),
+                    path,
+                    tree,
+                    &environment,
+                    &mut errors,
+                ),
                 Err(error) => errors.push(error),
             }
         }
@@ -194,8 +224,19 @@ impl Config {
         for kind in FileKind::ALL {
             layers.files.insert(kind, path.display().to_string());
         }
-        let tables: Vec<_> = FileKind::ALL.iter().flat_map(|kind| kind.tables()).copied().collect();
-        layers.add_file(&schema, &tables, path, read(path)?, &environment, &mut errors);
+        let tables: Vec<_> = FileKind::ALL
+            .iter()
+            .flat_map(|kind| kind.tables())
+            .copied()
+            .collect();
+        layers.add_file(
+            &schema,
+            &tables,
+            path,
+            read(path)?,
+            &environment,
+            &mut errors,
+        );
         Self::finish(&schema, layers, environment, errors)
     }
 
@@ -212,7 +253,11 @@ impl Config {
     /// # Errors
     /// As [`Config::load`], naming the flag's value.
     pub fn set(self, key: &str, value: Value, flag: &str) -> Result<Self, ConfigError> {
-        let Self { mut layers, environment, .. } = self;
+        let Self {
+            mut layers,
+            environment,
+            ..
+        } = self;
         layers.set(key, value.clone(), value, Origin::Flag(flag.to_owned()));
         Self::finish(&Schema::new(), layers, environment, Vec::new())
     }
@@ -226,7 +271,12 @@ impl Config {
         for (variable, key) in OVERRIDES {
             let is_flag = matches!(layers.origins.get(key), Some(Origin::Flag(_)));
             if let Some(value) = environment.get(variable).filter(|_| !is_flag) {
-                layers.set(key, value.into(), value.into(), Origin::Env(variable.to_owned()));
+                layers.set(
+                    key,
+                    value.into(),
+                    value.into(),
+                    Origin::Env(variable.to_owned()),
+                );
             }
         }
         layers.apply_policy();
@@ -237,16 +287,38 @@ impl Config {
                 return Err(one_or_several(errors));
             }
         };
-        let Tables { proxy, harness, sandbox, training, policy } = tables;
-        let config = Self { proxy, harness, sandbox, training, policy, layers, environment };
+        let Tables {
+            proxy,
+            harness,
+            sandbox,
+            training,
+            policy,
+        } = tables;
+        let config = Self {
+            proxy,
+            harness,
+            sandbox,
+            training,
+            policy,
+            layers,
+            environment,
+        };
         errors.extend(config.problems());
-        if errors.is_empty() { Ok(config) } else { Err(one_or_several(errors)) }
+        if errors.is_empty() {
+            Ok(config)
+        } else {
+            Err(one_or_several(errors))
+        }
     }
 
     /// Where the value of a key came from.
     #[must_use]
     pub fn origin(&self, key: &str) -> Origin {
-        self.layers.origins.get(key).cloned().unwrap_or(Origin::Default)
+        self.layers
+            .origins
+            .get(key)
+            .cloned()
+            .unwrap_or(Origin::Default)
     }
 
     /// The file that a key belongs to, for messages.
@@ -295,7 +367,10 @@ impl Config {
     /// # Errors
     /// [`ConfigError::MissingVariable`] when that variable is not set.
     pub fn upstream_api_key(&self) -> Result<Option<Secret>, ConfigError> {
-        self.secret("proxy.upstream_api_key_env", self.proxy.upstream_api_key_env.as_deref())
+        self.secret(
+            "proxy.upstream_api_key_env",
+            self.proxy.upstream_api_key_env.as_deref(),
+        )
     }
 
     /// The token that clients must send, from the variable that `proxy.client_token_env` names.
@@ -303,11 +378,16 @@ impl Config {
     /// # Errors
     /// [`ConfigError::MissingVariable`] when that variable is not set.
     pub fn client_token(&self) -> Result<Option<Secret>, ConfigError> {
-        self.secret("proxy.client_token_env", self.proxy.client_token_env.as_deref())
+        self.secret(
+            "proxy.client_token_env",
+            self.proxy.client_token_env.as_deref(),
+        )
     }
 
     fn secret(&self, key: &str, variable: Option<&str>) -> Result<Option<Secret>, ConfigError> {
-        let Some(variable) = variable else { return Ok(None) };
+        let Some(variable) = variable else {
+            return Ok(None);
+        };
         match self.environment.get(variable) {
             Some(value) => Ok(Some(Secret::new(value.to_owned()))),
             None => Err(ConfigError::MissingVariable {

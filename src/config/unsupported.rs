@@ -36,9 +36,23 @@ pub struct Note {
 
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { file, key, value, problem, remedy, .. } = self;
-        let effect = if self.is_refused { "a run refuses it: " } else { "" };
-        write!(f, "{file}: {key} = {value}: not there yet: {effect}{problem}. {remedy}")
+        let Self {
+            file,
+            key,
+            value,
+            problem,
+            remedy,
+            ..
+        } = self;
+        let effect = if self.is_refused {
+            "a run refuses it: "
+        } else {
+            ""
+        };
+        write!(
+            f,
+            "{file}: {key} = {value}: not there yet: {effect}{problem}. {remedy}"
+        )
     }
 }
 
@@ -52,21 +66,37 @@ impl Config {
             .notes(purpose)
             .into_iter()
             .filter(|note| note.is_refused)
-            .map(|Note { file, key, value, problem, remedy, .. }| ConfigError::NotThereYet {
-                file,
-                key,
-                value,
-                problem,
-                remedy,
-            })
+            .map(
+                |Note {
+                     file,
+                     key,
+                     value,
+                     problem,
+                     remedy,
+                     ..
+                 }| ConfigError::NotThereYet {
+                    file,
+                    key,
+                    value,
+                    problem,
+                    remedy,
+                },
+            )
             .collect();
-        if refused.is_empty() { Ok(()) } else { Err(one_or_several(refused)) }
+        if refused.is_empty() {
+            Ok(())
+        } else {
+            Err(one_or_several(refused))
+        }
     }
 
     /// Keys that do not do what they say yet, as far as `purpose` needs them.
     #[must_use]
     pub fn notes(&self, purpose: Use) -> Vec<Note> {
-        let mut notes = Notes { config: self, found: Vec::new() };
+        let mut notes = Notes {
+            config: self,
+            found: Vec::new(),
+        };
         notes.proxy();
         if purpose == Use::Train {
             notes.policy();
@@ -140,12 +170,25 @@ impl Notes<'_> {
             // The default asks for routing where there is any; a dense model has none.
             return;
         }
-        self.no_effect("proxy.capture_expert_routing", "expert routing is not captured");
+        self.no_effect(
+            "proxy.capture_expert_routing",
+            "expert routing is not captured",
+        );
     }
 
     fn policy(&mut self) {
         let proxy = &self.config.proxy;
-        let key = if self.config.policy.upstream.is_some() { "policy.upstream" } else { "proxy.upstream_base_url" };
+        let (key, remedy) = if self.config.policy.upstream.is_some() {
+            (
+                "policy.upstream",
+                "Set it to embedded, and take policy.base_url out.",
+            )
+        } else {
+            (
+                "proxy.upstream_base_url",
+                "Set it to embedded, and proxy.model_path to the model's folder.",
+            )
+        };
         self.refuse_if(
             !proxy.is_embedded() && proxy.upstream_kind == UpstreamKind::Openai,
             "proxy.upstream_kind",
@@ -156,7 +199,7 @@ impl Notes<'_> {
             !proxy.is_embedded(),
             key,
             "only the embedded engine gives the trainer exact token ids and takes its weights",
-            "Set proxy.upstream_base_url to embedded, and proxy.model_path to the model's folder.",
+            remedy,
         );
         self.refuse_if(
             !proxy.capture_token_ids,
@@ -206,7 +249,10 @@ impl Notes<'_> {
             "a sandbox reaches only the model API at proxy.listen_port of its own loopback",
             &format!("Set it to {own}/v1, or take the key out."),
         );
-        self.no_effect("harness.llm_config_override.auth_type", "the proxy holds the key, the harness needs none");
+        self.no_effect(
+            "harness.llm_config_override.auth_type",
+            "the proxy holds the key, the harness needs none",
+        );
     }
 
     fn sandbox(&mut self) {
@@ -254,7 +300,10 @@ impl Notes<'_> {
             "Set it to true.",
         );
         self.refuse_if(
-            matches!(sandbox.backend, SandboxBackend::Docker | SandboxBackend::Kubernetes),
+            matches!(
+                sandbox.backend,
+                SandboxBackend::Docker | SandboxBackend::Kubernetes
+            ),
             "sandbox.backend",
             "this backend does not exist",
             "Set it to auto.",
@@ -313,6 +362,9 @@ impl Notes<'_> {
             "there are no web pages of the run",
             "Set it to false, and watch the progress bar, train.log or TensorBoard.",
         );
-        self.no_effect("training.observability.trace_sample_rate", "trials are not traced");
+        self.no_effect(
+            "training.observability.trace_sample_rate",
+            "trials are not traced",
+        );
     }
 }

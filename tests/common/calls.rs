@@ -8,7 +8,11 @@ use serde_json::value::RawValue;
 
 /// A complete, trainable policy call of `session` with these ids.
 pub fn call(session: &str, prompt: &[u32], completion: &[u32]) -> Call {
-    let sampling = Sampling { temperature: Some(1.0), top_p: Some(1.0), ..Sampling::default() };
+    let sampling = Sampling {
+        temperature: Some(1.0),
+        top_p: Some(1.0),
+        ..Sampling::default()
+    };
     let logprobs = completion.iter().map(|&id| Some(-(id as f32 + 1.0) / 7.0));
     let json = |text: &str| RawValue::from_string(text.to_owned()).ok();
     Call {
@@ -34,10 +38,12 @@ pub fn call(session: &str, prompt: &[u32], completion: &[u32]) -> Call {
         upstream_api: ClientApi::OpenaiChat,
         model_requested: "lego-tiny".to_owned(),
         model_served: Some("lego-tiny".to_owned()),
-        received_at: 1_796_000_000_123_456,
+        received_at: 1_795_946_400_123_456,
         ttft_us: Some(1500),
         duration_us: 20_000,
-        client_request: json(r#"{"messages": [ {"role":"user","content":"héllo \ud83d\ude00"} ], "x": 1.0}"#),
+        client_request: json(
+            r#"{"messages": [ {"role":"user","content":"héllo \ud83d\ude00"} ], "x": 1.0}"#,
+        ),
         upstream_request: None,
         response: json(r#"[{"choices":[]}]"#),
         prompt_token_ids: Some(prompt.to_vec()),

@@ -23,7 +23,7 @@ schemas = [pyarrow.parquet.read_schema(file) for file in files]
 assert all(schema.equals(schemas[0]) for schema in schemas), "schemas differ"
 assert all(pyarrow.types.is_null(field.type) is False for field in schemas[0])
 
-RECEIVED = datetime.datetime.fromtimestamp(1_796_000_000, datetime.timezone.utc).replace(microsecond=123_456)
+RECEIVED = datetime.datetime.fromtimestamp(1_795_946_400, datetime.timezone.utc).replace(microsecond=123_456)
 WANTED = {
     "nothing": (None, None, None, None),
     "a": ([1, 2, 4294967295], [3, 4], [-4 / 7, -5 / 7], 2),
@@ -60,7 +60,7 @@ def of_dicts(rows):
 
 
 table = pyarrow.dataset.dataset(folder, format="parquet", partitioning="hive", exclude_invalid_files=True).to_table()
-assert set(table.column("date").to_pylist()) == {"2026-11-29"} or str(table.column("date")[0]) == "2026-11-29"
+assert {str(date) for date in table.column("date").to_pylist()} == {"2026-11-29"}
 check("pyarrow", of_dicts(table.to_pylist()))
 
 

@@ -71,11 +71,17 @@ fn sampling(call: &Call, is_constrained: bool, say: &mut impl FnMut(&str)) {
     if is_constrained {
         say("constrained_decoding");
     }
+    // Engines fill what nobody sent from the model's own generation_config.
     if !dialect::is_untruncated(sent) {
-        // Engines fill what nobody sent from the model's own generation_config.
         say("sampling_unknown_or_truncated");
-    } else if matches!(call.logprob_semantics, LogprobSemantics::Unknown) {
-        say("logprob_semantics_unknown");
+        return;
+    }
+    match call.logprob_semantics {
+        LogprobSemantics::Unknown => say("logprob_semantics_unknown"),
+        LogprobSemantics::RawT1 if sent.temperature != Some(1.0) => {
+            say("raw_logprobs_at_other_temperature");
+        }
+        _ => {}
     }
 }
 

@@ -44,6 +44,8 @@ pub struct Script {
     /// Tokens of the answer: text and log-prob.
     pub tokens: Vec<(&'static str, f64)>,
     pub tokens_per_chunk: usize,
+    /// As the embedded engine: no chunk for an empty text unless ids or log-probs are asked for.
+    pub is_quiet: bool,
     pub has_tool_call: bool,
     pub gives_ids: bool,
     pub gives_versions: bool,
@@ -75,6 +77,7 @@ impl Default for Script {
                 ("<|im_end|>", -0.5),
             ],
             tokens_per_chunk: 1,
+            is_quiet: false,
             has_tool_call: false,
             gives_ids: true,
             gives_versions: true,
@@ -411,7 +414,8 @@ pub fn events(script: &Script, request: &Value) -> Vec<String> {
                 json!({"tool_calls": [{"index": 0, "function": {"arguments": text}}]})
             };
             // Without ids or log-probs asked for, an engine sends no chunk for swallowed tokens.
-            if delta == json!({}) && !wants.ids && !is_last {
+            let is_empty = delta == json!({}) || (script.is_quiet && delta == json!({"content": ""}));
+            if is_empty && !wants.ids && !is_last {
                 continue;
             }
             let mut choice = Map::new();

@@ -70,7 +70,8 @@ async fn a01_a_client_that_asks_for_nothing_gets_the_bytes_of_a_direct_call() {
 
 #[tokio::test]
 async fn the_embedded_engine_in_the_process_is_relayed_as_faithfully() {
-    for script in scripts(Style::Absent) {
+    for script in scripts(Style::Vllm) {
+        let script = Script { is_quiet: true, ..script };
         let mock = Mock::start(script.clone()).await;
         let upstream = Upstream::in_process(mock.router(), timeouts());
         let setup = Setup::in_front_of(upstream, ProxyOptions::stand_alone(), mock).await;

@@ -24,6 +24,8 @@ pub struct Cut {
     pub prompt_token_ids: Option<Unasked>,
     pub logprobs: Option<Unasked>,
     pub weight_versions: Option<Unasked>,
+    /// The engine sends a chunk with an empty text only for its ids.
+    pub empty_text: bool,
     /// `usage` of a stream.
     pub usage: bool,
     /// Reasoning that the client did not want.
@@ -130,7 +132,13 @@ fn cut_choice(text: &[u8], at: usize, cut: &Cut, edits: &mut Vec<Edit>) -> Resul
                     .iter()
                     .any(|field| is_reasoning(field) && !is_null(text, field));
                 json::remove_members(&fields, edits, is_reasoning);
-                is_delta_empty = name == "delta" && fields.iter().all(is_reasoning);
+                let is_nothing = |field: &Member| {
+                    let is_empty_text = cut.empty_text
+                        && named(text, field) == "content"
+                        && field.text(text) == b"\"\"";
+                    is_reasoning(field) || is_empty_text
+                };
+                is_delta_empty = name == "delta" && fields.iter().all(is_nothing);
             }
             _ => {}
         }

@@ -146,6 +146,20 @@ pub const PROMETHEUS: &[Prometheus] = &[
     counter("lego_capture_bytes_total", "Bytes written to the journal."),
     counter("lego_capture_failed_commits_total", "Group commits that failed."),
     counter("lego_capture_parquet_files_total", "Parquet files written."),
+    counter("lego_proxy_calls_total", "Model calls that ended, by status."),
+    counter("lego_proxy_captured_tokens_total", "Sampled tokens made durable."),
+    counter("lego_proxy_capture_failures_total", "Calls that could not be captured."),
+    counter("lego_proxy_refused_total", "Calls refused before they went upstream, by error code."),
+    Prometheus {
+        name: "lego_proxy_calls_in_flight",
+        kind: Kind::Gauge,
+        description: "Model calls running.",
+    },
+    Prometheus {
+        name: "lego_proxy_call_seconds",
+        kind: Kind::Histogram,
+        description: "Time of a model call, receipt to end.",
+    },
 ];
 
 /// `docs/metrics.md`.

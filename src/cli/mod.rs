@@ -17,6 +17,7 @@ mod capture;
 mod config;
 mod doctor;
 mod launch;
+mod proxy;
 mod sandbox;
 mod sft;
 mod train;
@@ -44,6 +45,7 @@ pub struct Cli {
 enum Command {
     Train(train::Args),
     Launch(launch::Args),
+    Proxy(proxy::Args),
     Sft(sft::Args),
     Capture(capture::Args),
     Config(config::Args),
@@ -62,6 +64,7 @@ impl Cli {
         match self.command {
             Command::Train(args) => train::run(args),
             Command::Launch(args) => launch::run(args),
+            Command::Proxy(args) => proxy::run(args),
             Command::Sft(args) => sft::run(args),
             Command::Capture(args) => capture::run(args),
             Command::Config(args) => config::run(args),

@@ -1,1 +1,39 @@
-//! (room `capture`; see the crate docs)
+//! The store of calls: a journal that makes them durable, Parquet files that make them useful, and a reader
+//! over both. `docs/captures.md` describes the files column by column.
+//!
+//! ```text
+//! append ─▶ encode (caller) ─▶ queue ─▶ writer thread ─▶ segment (write, one fdatasync) ─▶ acknowledged
+//!                                                            │ full, old or closed
+//!                                                            ▼
+//!                                        compacting thread ─▶ date=YYYY-MM-DD/calls-*.parquet
+//! ```
+//!
+//! Invariants:
+//! - What `append` acknowledged is read back exactly once, after kill -9, and with full durability after
+//!   power loss. An append is there whole or not at all.
+//! - A file called `*.parquet` is whole: it is written aside, synced and renamed. Its segment is deleted after.
+//! - Nothing unacknowledged stays behind acknowledged calls: a failed commit is taken back.
+//! - One writer a folder. Readers need no lock and may run beside it.
+
+mod columns;
+mod compact;
+mod compactor;
+mod decode;
+mod encode;
+mod error;
+mod frame;
+mod journal;
+mod layout;
+mod lock;
+mod parquet_calls;
+mod payload;
+mod reader;
+mod recovery;
+mod writer;
+
+pub use compact::column_names;
+pub use error::CaptureError;
+pub use layout::date_of;
+pub use reader::{Query, Reader};
+pub use recovery::{Recovery, TornTail};
+pub use writer::{Closed, Durability, Writer, WriterOptions};

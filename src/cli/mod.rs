@@ -12,9 +12,14 @@ use std::future::Future;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
+mod agent;
+mod capture;
 mod config;
 mod doctor;
+mod launch;
 mod sandbox;
+mod sft;
+mod train;
 
 /// `1.2.3 (abcdef012345)`: version and git commit.
 pub const VERSION: &str = concat!(
@@ -37,12 +42,15 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Check, show and document the three config files.
+    Train(train::Args),
+    Launch(launch::Args),
+    Sft(sft::Args),
+    Capture(capture::Args),
     Config(config::Args),
-    /// Make sandboxes by hand.
     Sandbox(sandbox::Args),
-    /// Show what works on this machine, with remedies.
     Doctor(doctor::Args),
+    #[command(hide = true)]
+    Agent(agent::Args),
 }
 
 impl Cli {
@@ -52,9 +60,14 @@ impl Cli {
     /// What the command could not do.
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
+            Command::Train(args) => train::run(args),
+            Command::Launch(args) => launch::run(args),
+            Command::Sft(args) => sft::run(args),
+            Command::Capture(args) => capture::run(args),
             Command::Config(args) => config::run(args),
             Command::Sandbox(args) => sandbox::run(args),
             Command::Doctor(args) => doctor::run(args),
+            Command::Agent(args) => agent::run(args),
         }
     }
 }
@@ -71,6 +84,50 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
         .chain()
         .any(|cause| cause.is::<Usage>() || cause.is::<crate::config::ConfigError>());
     if is_usage { 2 } else { 1 }
+}
+
+/// An error with its causes; a cause that the message before it already quotes is not repeated.
+#[must_use]
+pub fn message(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+/// A token that the first Ctrl-C (or SIGTERM) cancels; the second ends the process at once.
+#[must_use]
+pub fn stop_on_signal() -> tokio_util::sync::CancellationToken {
+    let stop = tokio_util::sync::CancellationToken::new();
+    let cancel = stop.clone();
+    tokio::spawn(async move {
+        signal().await;
+        eprintln!("stopping; once more to stop at once");
+        cancel.cancel();
+        signal().await;
+        std::process::exit(130);
+    });
+    stop
+}
+
+async fn signal() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
+            return;
+        }
+    }
+    let _ = tokio::signal::ctrl_c().await;
 }
 
 /// Runs a command's future on a new multi-threaded runtime.

@@ -9,7 +9,7 @@ pub enum ConfigError {
     #[error("{file}: cannot read this config file: {cause}. Check the path and its permissions.", file = file.display())]
     Read { file: PathBuf, cause: String },
     /// It is not JSON or TOML.
-    #[error("{file}: {cause}. Fix the syntax there.", file = file.display())]
+    #[error("{file}: {cause}. Correct the file.", file = file.display())]
     Syntax { file: PathBuf, cause: String },
     /// A key that does not exist.
     #[error("{file}: {key}: unknown key. {remedy}")]

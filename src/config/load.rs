@@ -1,11 +1,411 @@
-//! The three files together.
+//! The three files together: effective values, and where each came from.
 
-use super::{ProxyFile, SandboxFile, TrainFile};
+use std::fmt;
+use std::path::{Path, PathBuf};
 
-/// Effective values of the three files.
-#[derive(Debug, Clone, Default, PartialEq)]
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::layers::{Layers, at, insert, one_or_several};
+use super::read::read;
+use super::schema::Schema;
+use super::{ConfigError, Environment, Harness, Policy, Proxy, Sandbox, Secret, Training};
+
+/// Environment variables that override a key.
+const OVERRIDES: [(&str, &str); 2] = [
+    ("LEGO_RL_SANDBOX_IMAGE", "sandbox.image"),
+    ("LEGO_RL_LOG_DIR", "training.observability.log_dir"),
+];
+
+/// One of the three files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FileKind {
+    Proxy,
+    Sandbox,
+    Train,
+}
+
+impl FileKind {
+    /// All three.
+    pub const ALL: [Self; 3] = [Self::Proxy, Self::Sandbox, Self::Train];
+
+    /// Its usual name.
+    #[must_use]
+    pub const fn file_name(self) -> &'static str {
+        match self {
+            Self::Proxy => "proxy_config.json",
+            Self::Sandbox => "sandbox.toml",
+            Self::Train => "train.toml",
+        }
+    }
+
+    /// Its top-level tables.
+    #[must_use]
+    pub const fn tables(self) -> &'static [&'static str] {
+        match self {
+            Self::Proxy => &["proxy", "harness"],
+            Self::Sandbox => &["sandbox"],
+            Self::Train => &["training", "policy"],
+        }
+    }
+
+    /// Which file this is: by its name, else by its tables.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when it cannot be read, or is none of the three.
+    pub fn detect(path: &Path) -> Result<Self, ConfigError> {
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .unwrap_or_default();
+        if let Some(kind) = Self::ALL.into_iter().find(|kind| kind.file_name() == name) {
+            return Ok(kind);
+        }
+        let tree = read(path)?;
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.tables().iter().any(|table| tree.contains_key(*table)))
+            .ok_or_else(|| {
+                let tables: Vec<_> = Self::ALL
+                    .iter()
+                    .flat_map(|kind| kind.tables())
+                    .copied()
+                    .collect();
+                let cause = format!("none of the tables {} is in it", tables.join(", "));
+                ConfigError::Syntax {
+                    file: path.to_owned(),
+                    cause,
+                }
+            })
+    }
+
+    /// The file that holds this key.
+    #[must_use]
+    pub fn of_key(key: &str) -> Option<Self> {
+        let table = key.split('.').next().unwrap_or_default();
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.tables().contains(&table))
+    }
+}
+
+/// Where the three files are. `None`: the defaults.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ConfigPaths {
+    pub proxy: Option<PathBuf>,
+    pub sandbox: Option<PathBuf>,
+    pub train: Option<PathBuf>,
+}
+
+impl ConfigPaths {
+    /// Those files that exist in a folder under their usual names.
+    #[must_use]
+    pub fn in_folder(folder: &Path) -> Self {
+        let find =
+            |kind: FileKind| Some(folder.join(kind.file_name())).filter(|path| path.exists());
+        Self {
+            proxy: find(FileKind::Proxy),
+            sandbox: find(FileKind::Sandbox),
+            train: find(FileKind::Train),
+        }
+    }
+
+    /// The path given for a file.
+    #[must_use]
+    pub fn get(&self, kind: FileKind) -> Option<&Path> {
+        match kind {
+            FileKind::Proxy => self.proxy.as_deref(),
+            FileKind::Sandbox => self.sandbox.as_deref(),
+            FileKind::Train => self.train.as_deref(),
+        }
+    }
+
+    /// The same paths with one more.
+    #[must_use]
+    pub fn with(mut self, kind: FileKind, path: PathBuf) -> Self {
+        match kind {
+            FileKind::Proxy => self.proxy = Some(path),
+            FileKind::Sandbox => self.sandbox = Some(path),
+            FileKind::Train => self.train = Some(path),
+        }
+        self
+    }
+}
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    Default,
+    File(String),
+    /// This environment variable.
+    Env(String),
+    /// A key of `[policy]`, in this file.
+    Policy {
+        file: String,
+        key: String,
+    },
+    /// A command-line flag.
+    Flag(String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File(file) => f.write_str(file),
+            Self::Env(variable) => write!(f, "environment {variable}"),
+            Self::Policy { file, key } => write!(f, "{file}, {key} (overrides proxy_config.json)"),
+            Self::Flag(flag) => f.write_str(flag),
+        }
+    }
+}
+
+/// All top-level tables of the three files.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Tables {
+    proxy: Proxy,
+    harness: Harness,
+    sandbox: Sandbox,
+    training: Training,
+    policy: Policy,
+}
+
+/// Effective values of the three files, checked, and where each came from.
+#[derive(Debug, Clone)]
 pub struct Config {
-    pub proxy: ProxyFile,
-    pub sandbox: SandboxFile,
-    pub train: TrainFile,
+    pub proxy: Proxy,
+    pub harness: Harness,
+    pub sandbox: Sandbox,
+    pub training: Training,
+    pub policy: Policy,
+    layers: Layers,
+    environment: Environment,
+}
+
+impl Config {
+    /// Reads and checks the files.
+    ///
+    /// # Errors
+    /// [`ConfigError`]: everything that is wrong, not only the first.
+    pub fn load(paths: &ConfigPaths, environment: Environment) -> Result<Self, ConfigError> {
+        let schema = Schema::new();
+        let mut layers = Layers::default();
+        let mut errors = Vec::new();
+        for kind in FileKind::ALL {
+            let Some(path) = paths.get(kind) else {
+                continue;
+            };
+            layers.files.insert(kind, path.display().to_string());
+            match read(path) {
+                Ok(tree) => layers.add_file(
+                    &schema,
+                    kind.tables(),
+                    path,
+                    tree,
+                    &environment,
+                    &mut errors,
+                ),
+                Err(error) => errors.push(error),
+            }
+        }
+        Self::finish(&schema, layers, environment, errors)
+    }
+
+    /// Reads a run's `config.resolved.toml`, as [`Config::to_resolved_toml`] wrote it.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn load_resolved(path: &Path, environment: Environment) -> Result<Self, ConfigError> {
+        let schema = Schema::new();
+        let mut layers = Layers::default();
+        let mut errors = Vec::new();
+        for kind in FileKind::ALL {
+            layers.files.insert(kind, path.display().to_string());
+        }
+        let tables: Vec<_> = FileKind::ALL
+            .iter()
+            .flat_map(|kind| kind.tables())
+            .copied()
+            .collect();
+        layers.add_file(
+            &schema,
+            &tables,
+            path,
+            read(path)?,
+            &environment,
+            &mut errors,
+        );
+        Self::finish(&schema, layers, environment, errors)
+    }
+
+    /// The defaults, as if no file were there.
+    ///
+    /// # Errors
+    /// When an environment override has an impossible value.
+    pub fn defaults(environment: Environment) -> Result<Self, ConfigError> {
+        Self::load(&ConfigPaths::default(), environment)
+    }
+
+    /// Overrides one key by a command-line flag, and checks everything again.
+    ///
+    /// # Errors
+    /// As [`Config::load`], naming the flag's value.
+    pub fn set(self, key: &str, value: Value, flag: &str) -> Result<Self, ConfigError> {
+        let Self {
+            mut layers,
+            environment,
+            ..
+        } = self;
+        layers.set(key, value.clone(), value, Origin::Flag(flag.to_owned()));
+        Self::finish(&Schema::new(), layers, environment, Vec::new())
+    }
+
+    fn finish(
+        schema: &Schema,
+        mut layers: Layers,
+        environment: Environment,
+        mut errors: Vec<ConfigError>,
+    ) -> Result<Self, ConfigError> {
+        for (variable, key) in OVERRIDES {
+            let is_flag = matches!(layers.origins.get(key), Some(Origin::Flag(_)));
+            if let Some(value) = environment.get(variable).filter(|_| !is_flag) {
+                layers.set(
+                    key,
+                    value.into(),
+                    value.into(),
+                    Origin::Env(variable.to_owned()),
+                );
+            }
+        }
+        layers.apply_policy();
+        let tables = match layers.deserialize(schema) {
+            Ok(tables) => tables,
+            Err(error) => {
+                errors.push(error);
+                return Err(one_or_several(errors));
+            }
+        };
+        let Tables {
+            proxy,
+            harness,
+            sandbox,
+            training,
+            policy,
+        } = tables;
+        let config = Self {
+            proxy,
+            harness,
+            sandbox,
+            training,
+            policy,
+            layers,
+            environment,
+        };
+        errors.extend(config.problems());
+        if errors.is_empty() {
+            Ok(config)
+        } else {
+            Err(one_or_several(errors))
+        }
+    }
+
+    /// Where the value of a key came from.
+    #[must_use]
+    pub fn origin(&self, key: &str) -> Origin {
+        self.layers
+            .origins
+            .get(key)
+            .cloned()
+            .unwrap_or(Origin::Default)
+    }
+
+    /// The file that a key belongs to, for messages.
+    #[must_use]
+    pub fn file(&self, key: &str) -> String {
+        self.layers.file(key)
+    }
+
+    /// Every key with its value and origin. What came from `${VAR}` is shown as it was written.
+    #[must_use]
+    pub fn entries(&self) -> Vec<(String, Value, Origin)> {
+        let tree = self.tables();
+        Schema::new()
+            .leaf_paths()
+            .into_iter()
+            .map(|path| {
+                let value = self.layers.shown.get(&path).cloned();
+                let value = value.unwrap_or_else(|| at(&tree, &path).cloned().unwrap_or_default());
+                let origin = self.origin(&path);
+                (path, value, origin)
+            })
+            .collect()
+    }
+
+    /// The value of a key for messages and files: never a secret.
+    #[must_use]
+    pub fn shown(&self, key: &str) -> Value {
+        let value = self.layers.shown.get(key).cloned();
+        value.unwrap_or_else(|| at(&self.tables(), key).cloned().unwrap_or_default())
+    }
+
+    /// All effective values as one TOML text, for the run folder; [`Config::load_resolved`] reads it back.
+    #[must_use]
+    pub fn to_resolved_toml(&self) -> String {
+        let mut tree = Map::new();
+        for (path, value, _) in self.entries() {
+            if !value.is_null() {
+                insert(&mut tree, &path, value);
+            }
+        }
+        toml::to_string(&tree).expect("text, numbers, lists and tables without nulls are TOML")
+    }
+
+    /// The upstream's API key, from the variable that `proxy.upstream_api_key_env` names.
+    ///
+    /// # Errors
+    /// [`ConfigError::MissingVariable`] when that variable is not set.
+    pub fn upstream_api_key(&self) -> Result<Option<Secret>, ConfigError> {
+        self.secret(
+            "proxy.upstream_api_key_env",
+            self.proxy.upstream_api_key_env.as_deref(),
+        )
+    }
+
+    /// The token that clients must send, from the variable that `proxy.client_token_env` names.
+    ///
+    /// # Errors
+    /// [`ConfigError::MissingVariable`] when that variable is not set.
+    pub fn client_token(&self) -> Result<Option<Secret>, ConfigError> {
+        self.secret(
+            "proxy.client_token_env",
+            self.proxy.client_token_env.as_deref(),
+        )
+    }
+
+    fn secret(&self, key: &str, variable: Option<&str>) -> Result<Option<Secret>, ConfigError> {
+        let Some(variable) = variable else {
+            return Ok(None);
+        };
+        match self.environment.get(variable) {
+            Some(value) => Ok(Some(Secret::new(value.to_owned()))),
+            None => Err(ConfigError::MissingVariable {
+                file: self.file(key),
+                key: key.to_owned(),
+                variable: variable.to_owned(),
+            }),
+        }
+    }
+
+    fn tables(&self) -> Value {
+        let tables = Tables {
+            proxy: self.proxy.clone(),
+            harness: self.harness.clone(),
+            sandbox: self.sandbox.clone(),
+            training: self.training.clone(),
+            policy: self.policy.clone(),
+        };
+        serde_json::to_value(tables).expect("config types are plain data")
+    }
 }

@@ -10,22 +10,31 @@
 //! - A key whose feature is not there yet is accepted by `lego config check`, and refused by
 //!   [`Config::refuse_unsupported`] when a run starts.
 
+mod check;
+mod docs;
+mod environment;
 mod error;
+mod layers;
 mod load;
 mod proxy;
+mod read;
 mod sandbox;
+mod schema;
 mod train;
+mod unsupported;
 
+pub use docs::reference_markdown;
+pub use environment::{Environment, Secret};
 pub use error::ConfigError;
-pub use load::Config;
+pub use load::{Config, ConfigPaths, FileKind, Origin};
 pub use proxy::{
-    Durability, Harness, HarnessType, LlmConfigOverride, PinnedSampling, Proxy, ProxyFile, Relay,
-    UpstreamKind,
+    Durability, Harness, HarnessType, LlmConfigOverride, PinnedSampling, Proxy, Relay, UpstreamKind,
 };
 pub use sandbox::{
-    AgentOom, Cache, Defense, NetworkPolicy, ReadonlyPaths, Sandbox, SandboxBackend, SandboxFile,
+    AgentOom, Cache, Defense, NetworkPolicy, ReadonlyPaths, Sandbox, SandboxBackend,
 };
 pub use train::{
     Aggregation, Algorithm, Async, KlEstimator, LearningRateSchedule, LogLevel, Observability,
-    Policy, Reward, RewardType, TrainFile, Training,
+    Policy, Reward, RewardType, Training,
 };
+pub use unsupported::{Note, Use};

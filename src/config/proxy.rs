@@ -7,16 +7,6 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// `proxy_config.json`: the capture proxy and the harness that calls it.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct ProxyFile {
-    /// The capture proxy.
-    pub proxy: Proxy,
-    /// The harness that lego starts in each sandbox.
-    pub harness: Harness,
-}
-
 /// The capture proxy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -30,7 +20,7 @@ pub struct Proxy {
     pub upstream_base_url: String,
     /// Name of the environment variable with the upstream's API key.
     pub upstream_api_key_env: Option<String>,
-    /// Which server the upstream is. `auto`: `embedded` for the embedded engine, `vllm` for a URL.
+    /// Which server the upstream is.
     pub upstream_kind: UpstreamKind,
     /// Folder of the embedded engine's model, in Hugging Face form.
     pub model_path: PathBuf,

@@ -5,14 +5,6 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// `sandbox.toml`: where trials run.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct SandboxFile {
-    /// The sandboxes of trials and verifiers.
-    pub sandbox: Sandbox,
-}
-
 /// The sandboxes of trials and verifiers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]

@@ -8,16 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use super::UpstreamKind;
 
-/// `train.toml`: the trainer and the policy it trains.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct TrainFile {
-    /// The trainer.
-    pub training: Training,
-    /// The policy; what is set here overrides the upstream of `proxy_config.json`.
-    pub policy: Policy,
-}
-
 /// The trainer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]

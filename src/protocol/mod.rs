@@ -1,1 +1,20 @@
-//! (room `protocol`; see the crate docs)
+//! Wire formats as pure data and functions: no sockets, no clocks, no I/O.
+//!
+//! - [`sse`]: an incremental parser of server-sent events on bytes, which gives every input byte back.
+//! - [`json`]: byte spans of JSON members and edits on them, so that text is changed without re-serialising it.
+//! - [`chat`]: OpenAI's chat protocol: the request as lego needs it, the assembler of replies, what is cut out.
+//! - [`error`]: the error body that clients of that protocol understand.
+//!
+//! Invariants:
+//! - The raw bytes of the events of a stream, joined, are the stream.
+//! - Cutting members out of a text and parsing it equals parsing the text and deleting the members; every byte
+//!   outside the cuts is kept.
+//! - Nothing here panics on any input; what cannot be read is an error value.
+//!
+//! `eventsource-stream` is not used here: it decodes to text and forgets the original bytes, which the relay must
+//! forward unchanged, and it drops an unterminated last event. It is the independent client in the tests.
+
+pub mod chat;
+pub mod error;
+pub mod json;
+pub mod sse;

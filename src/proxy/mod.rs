@@ -1,1 +1,198 @@
-//! (room `proxy`; see the crate docs)
+//! The capture proxy: routes, sessions, relays.
+//!
+//! The path of a request is one list of layers ([`Proxy::router`]); behind it [`chat`] finds the session
+//! ([`identify`]), edits the request (room `upstream`) and relays the reply: [`relay`] for a stream, [`whole`] for a
+//! body. [`recorder`] holds what is captured of a call and writes it, [`verdict`] says whether it can train.
+//!
+//! Invariants:
+//! - The event after which a client may act on a call, or the last byte of a body, leaves only after the call's
+//!   records are durable (law 4). A store that fails turns into an error for the client, never into silence.
+//! - A client gets the engine's bytes, less what lego itself caused (law 5). Capture never breaks a reply: what
+//!   cannot be read is forwarded, and the record says why it is not trainable.
+//! - Every call that was sent upstream leaves a record, whoever goes away first.
+//! - A call belongs to the session that its door, path or key names; headers choose one only stand-alone.
+//! - Nothing is read from the upstream ahead of what the client takes: a slow client slows its own call only.
+//! - The upstream's key is in no reply, record, error or log line.
+
+mod chat;
+mod guard;
+mod identify;
+mod models;
+mod options;
+mod recorder;
+mod relay;
+mod reply;
+mod server;
+mod session;
+mod verdict;
+mod whole;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::middleware;
+use axum::routing::{get, post};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tower::ServiceBuilder;
+use tower_http::catch_panic::CatchPanicLayer;
+
+use crate::record::{CallSink, SessionId};
+use crate::upstream::Upstream;
+
+pub use options::{Mode, ProxyOptions, RenderMetrics};
+pub use server::{ListenError, listen};
+pub use session::{SessionHandle, SessionResult, SessionSampling, SessionSpec, VersionSource};
+
+use identify::Door;
+use session::{Session, Sessions};
+
+/// A session that cannot be opened or served.
+#[derive(Debug, thiserror::Error)]
+pub enum ProxyError {
+    #[error("session {0} is open already")]
+    SessionExists(SessionId),
+    #[error("there is no open session {0}")]
+    NoSuchSession(SessionId),
+    #[error("the proxy is shutting down")]
+    ShuttingDown,
+}
+
+/// The path of every request, outermost layer first.
+fn layered(routes: Router<Shared>, state: Shared) -> Router {
+    let layers = ServiceBuilder::new()
+        // A bug answers 500 in the client's protocol instead of closing the connection.
+        .layer(CatchPanicLayer::custom(reply::panicked))
+        // Web pages and rebound names do not get in.
+        .layer(middleware::from_fn_with_state(state.clone(), guard::host))
+        // axum's 2 MiB would cut long sessions off: the limit is the configuration's, told in the client's protocol.
+        .layer(DefaultBodyLimit::disable());
+    routes
+        .fallback(models::not_found)
+        .method_not_allowed_fallback(models::not_found)
+        .with_state(state)
+        .layer(layers)
+}
+
+/// What a handler gets.
+#[derive(Clone)]
+struct Shared {
+    inner: Arc<Inner>,
+    door: Door,
+}
+
+/// The proxy. Clones share it.
+#[derive(Clone)]
+pub struct Proxy {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    options: ProxyOptions,
+    sink: Arc<dyn CallSink>,
+    upstream: Upstream,
+    sessions: Sessions,
+    /// Permits for calls in flight.
+    slots: Arc<tokio::sync::Semaphore>,
+    /// Calls that are running or not durable yet, and listeners.
+    running: tokio_util::task::TaskTracker,
+    /// No new calls.
+    closing: CancellationToken,
+    /// Running calls end.
+    abort: CancellationToken,
+}
+
+impl Proxy {
+    /// A proxy in front of `upstream` that writes to `sink`.
+    #[must_use]
+    pub fn new(options: ProxyOptions, sink: Arc<dyn CallSink>, upstream: Upstream) -> Self {
+        let slots = Arc::new(tokio::sync::Semaphore::new(options.max_in_flight));
+        let inner = Inner {
+            options,
+            sink,
+            upstream,
+            sessions: Sessions::default(),
+            slots,
+            running: tokio_util::task::TaskTracker::new(),
+            closing: CancellationToken::new(),
+            abort: CancellationToken::new(),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// The public listener's routes.
+    #[must_use]
+    pub fn router(&self) -> Router {
+        let state = Shared { inner: Arc::clone(&self.inner), door: Door::Public };
+        let routes = Router::new()
+            .route("/v1/chat/completions", post(chat::chat))
+            .route("/sessions/{session}/v1/chat/completions", post(chat::chat))
+            .route("/v1/models", get(models::models))
+            .route("/sessions/{session}/v1/models", get(models::models))
+            .route("/metrics", get(models::metrics))
+            // What is above needs the client token where there is one; what is below is for load balancers.
+            .route_layer(middleware::from_fn_with_state(state.clone(), guard::token))
+            .route("/healthz", get(models::healthz))
+            .route("/readyz", get(models::readyz));
+        layered(routes, state)
+    }
+
+    /// The routes of one session's own listener: its model routes and nothing else.
+    fn session_router(&self, session: Arc<Session>) -> Router {
+        let state = Shared { inner: Arc::clone(&self.inner), door: Door::Session(session) };
+        let routes = Router::new()
+            .route("/v1/chat/completions", post(chat::chat))
+            .route("/v1/models", get(models::models));
+        layered(routes, state)
+    }
+
+    /// Opens a session.
+    ///
+    /// # Errors
+    /// [`ProxyError`] if its id is taken or the proxy is shutting down.
+    pub fn open_session(&self, spec: SessionSpec) -> Result<SessionHandle, ProxyError> {
+        if self.inner.closing.is_cancelled() {
+            return Err(ProxyError::ShuttingDown);
+        }
+        let id = spec.session_id.clone();
+        let session = Session::new(spec, true, self.inner.abort.child_token());
+        let session = self.inner.sessions.open(session).ok_or(ProxyError::SessionExists(id))?;
+        Ok(SessionHandle::new(Arc::clone(&self.inner), session))
+    }
+
+    /// Serves a session's own listener (made inside its sandbox) until the session is closed or the proxy shuts down.
+    ///
+    /// # Errors
+    /// [`ProxyError::NoSuchSession`] if it is not open.
+    pub async fn serve_session_listener(
+        &self,
+        listener: TcpListener,
+        session: &SessionId,
+    ) -> Result<(), ProxyError> {
+        let found = self.inner.sessions.get(session);
+        let session = found.ok_or_else(|| ProxyError::NoSuchSession(session.clone()))?;
+        let closed = session.closed();
+        server::serve(listener, self.session_router(session), closed.clone(), closed).await;
+        Ok(())
+    }
+
+    /// Serves the public listener until [`Proxy::shutdown`].
+    pub async fn serve(&self, listener: TcpListener) {
+        let (closing, abort) = (self.inner.closing.clone(), self.inner.abort.clone());
+        server::serve(listener, self.router(), closing, abort).await;
+    }
+
+    /// Refuses new calls, gives running ones `shutdown_grace`, then ends them with an error; returns when every call
+    /// is durable.
+    pub async fn shutdown(&self) {
+        self.inner.closing.cancel();
+        self.inner.running.close();
+        let grace = self.inner.options.shutdown_grace;
+        let is_quiet = tokio::time::timeout(grace, self.inner.running.wait()).await.is_ok();
+        self.inner.abort.cancel();
+        if !is_quiet {
+            self.inner.running.wait().await;
+        }
+    }
+}

@@ -1,1 +1,22 @@
-//! (room `upstream`; see the crate docs)
+//! What answers model calls: how to ask each kind of engine for what must be captured, and how to reach it.
+//!
+//! - [`dialect`]: what is added to a request for each kind of engine, how sampling is pinned (law 12), and what must
+//!   be cut out of the reply because of it (law 5).
+//! - [`Upstream`]: the transport. Plain http goes over a connection pool of our own on `hyper` ([`pool`]), https and
+//!   proxied hosts over `reqwest`, the embedded engine over its in-process `axum` router.
+//!
+//! Invariants:
+//! - The upstream's key is put in by the transport, replaces whatever the client sent, and appears in no error, log
+//!   line or record.
+//! - A request body is edited, never re-serialised: keys that lego does not set keep their bytes and order.
+//! - Dropping a reply's body closes its connection, which makes engines abort the request.
+
+pub mod dialect;
+mod headers;
+mod pool;
+mod transport;
+mod url;
+
+pub use headers::{forward_reply_headers, forward_request_headers};
+pub use transport::{BodyError, Timeouts, Upstream, UpstreamBody, UpstreamError, UpstreamReply};
+pub use url::{BaseUrl, InvalidUrl};

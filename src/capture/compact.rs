@@ -1,0 +1,207 @@
+//! A sealed segment to Parquet: one file a UTC day, written aside, synced, renamed; only then the segment goes.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, Encoding, ZstdLevel};
+use parquet::file::metadata::KeyValue;
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
+use parquet::schema::types::ColumnPath;
+
+use super::error::CaptureError;
+use super::journal::Sealed;
+use super::layout::{date_of, journal_dir, sync_folder};
+use super::reader::SegmentCalls;
+use super::{columns, encode};
+use crate::record::{Call, SCHEMA_VERSION};
+
+/// Bytes of calls in memory that make a row group.
+const ROW_GROUP_BYTES: usize = 32 << 20;
+/// Calls that make a row group.
+const ROW_GROUP_ROWS: usize = 8192;
+
+/// Writes the segment's calls to Parquet and deletes it. Repeating it after a crash at any point gives the
+/// same files. The files' paths are returned.
+///
+/// # Errors
+/// The segment stays, and stays readable.
+pub(super) fn compact(dir: &Path, sealed: Sealed) -> Result<Vec<PathBuf>, CaptureError> {
+    let segment = sealed.name.journal_path(dir);
+    let mut files: BTreeMap<String, DayFile> = BTreeMap::new();
+    let written = write_days(dir, sealed, &segment, &mut files);
+    if let Err(error) = written {
+        for file in files.values() {
+            let _ = fs::remove_file(&file.temporary);
+        }
+        return Err(error);
+    }
+    let mut paths = vec![];
+    for (date, file) in files {
+        let path = sealed.name.parquet_path(dir, &date);
+        file.finish(dir, &path)?;
+        paths.push(path);
+    }
+    fs::remove_file(&segment).map_err(CaptureError::io("delete", &segment))?;
+    let journal = journal_dir(dir);
+    sync_folder(&journal).map_err(CaptureError::io("sync", &journal))?;
+    Ok(paths)
+}
+
+fn write_days(
+    dir: &Path,
+    sealed: Sealed,
+    segment: &Path,
+    files: &mut BTreeMap<String, DayFile>,
+) -> Result<(), CaptureError> {
+    let mut seen = HashSet::new();
+    for call in SegmentCalls::open(segment, Some(sealed.length))? {
+        let call = call?;
+        if !seen.insert((call.call_id, call.choice_index)) {
+            continue;
+        }
+        let date = date_of(call.received_at);
+        if !files.contains_key(&date) {
+            let temporary = sealed.name.temporary_path(dir, &date);
+            files.insert(date.clone(), DayFile::create(temporary)?);
+        }
+        if let Some(file) = files.get_mut(&date) {
+            file.push(call)?;
+        }
+    }
+    for file in files.values_mut() {
+        file.flush()?;
+        file.writer
+            .finish()
+            .map_err(CaptureError::parquet(&file.temporary))?;
+        file.writer
+            .inner()
+            .sync_all()
+            .map_err(CaptureError::io("sync", &file.temporary))?;
+    }
+    Ok(())
+}
+
+struct DayFile {
+    temporary: PathBuf,
+    writer: ArrowWriter<File>,
+    pending: Vec<Call>,
+    pending_bytes: usize,
+}
+
+impl DayFile {
+    fn create(temporary: PathBuf) -> Result<Self, CaptureError> {
+        let file = File::create(&temporary).map_err(CaptureError::io("create", &temporary))?;
+        let writer = ArrowWriter::try_new(file, columns::schema(), Some(properties()))
+            .map_err(CaptureError::parquet(&temporary))?;
+        Ok(Self {
+            temporary,
+            writer,
+            pending: vec![],
+            pending_bytes: 0,
+        })
+    }
+
+    fn push(&mut self, call: Call) -> Result<(), CaptureError> {
+        self.pending_bytes += memory_bytes(&call);
+        self.pending.push(call);
+        if self.pending_bytes >= ROW_GROUP_BYTES || self.pending.len() >= ROW_GROUP_ROWS {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Ends the row group.
+    fn flush(&mut self) -> Result<(), CaptureError> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        let calls = std::mem::take(&mut self.pending);
+        self.pending_bytes = 0;
+        let batch = encode::batch(&calls)
+            .map_err(|error| CaptureError::corrupt(&self.temporary, error.to_string()))?;
+        let error = CaptureError::parquet(&self.temporary);
+        self.writer
+            .write(&batch)
+            .and_then(|()| self.writer.flush())
+            .map_err(error)
+    }
+
+    fn finish(self, dir: &Path, path: &Path) -> Result<(), CaptureError> {
+        let day = path.parent().unwrap_or(dir);
+        match fs::create_dir(day) {
+            Ok(()) => sync_folder(dir).map_err(CaptureError::io("sync", dir))?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(CaptureError::io("create", day)(error)),
+        }
+        fs::rename(&self.temporary, path).map_err(CaptureError::io("rename", &self.temporary))?;
+        sync_folder(day).map_err(CaptureError::io("sync", day))
+    }
+}
+
+/// About what a call takes in memory.
+fn memory_bytes(call: &Call) -> usize {
+    let bodies = [&call.client_request, &call.upstream_request, &call.response];
+    let bodies: usize = bodies
+        .into_iter()
+        .flatten()
+        .map(|body| body.get().len())
+        .sum();
+    let ids = [&call.prompt_token_ids, &call.completion_token_ids];
+    let ids: usize = ids.into_iter().flatten().map(|ids| 4 * ids.len()).sum();
+    let logprobs = call
+        .completion_logprobs
+        .as_ref()
+        .map_or(0, |values| 8 * values.len());
+    size_of::<Call>() + bodies + ids + logprobs + call.text.as_ref().map_or(0, String::len)
+}
+
+fn properties() -> WriterProperties {
+    let version = KeyValue::new(columns::VERSION_KEY.to_owned(), SCHEMA_VERSION.to_string());
+    let mut properties = WriterProperties::builder()
+        .set_compression(Compression::ZSTD(ZstdLevel::default()))
+        .set_created_by(concat!("lego ", env!("CARGO_PKG_VERSION")).to_owned())
+        .set_key_value_metadata(Some(vec![version]))
+        .set_max_row_group_row_count(None)
+        .set_statistics_enabled(EnabledStatistics::None)
+        .set_statistics_truncate_length(Some(64))
+        .set_column_index_truncate_length(Some(64));
+    for name in ["session_id", "trial_id"] {
+        let path = ColumnPath::from(name);
+        properties = properties
+            .set_column_statistics_enabled(path.clone(), EnabledStatistics::Chunk)
+            .set_column_bloom_filter_enabled(path.clone(), true)
+            .set_column_bloom_filter_max_ndv(path, 10_000);
+    }
+    for name in ["call_id", "received_at"] {
+        properties =
+            properties.set_column_statistics_enabled(name.into(), EnabledStatistics::Chunk);
+    }
+    for name in columns::BODIES {
+        properties = properties.set_column_dictionary_enabled(name.into(), false);
+    }
+    // Log-probs hardly repeat: their bytes compress better one plane after the other.
+    let logprobs = vec![
+        "completion_logprobs".into(),
+        "list".into(),
+        "element".into(),
+    ];
+    let logprobs = ColumnPath::new(logprobs);
+    properties
+        .set_column_dictionary_enabled(logprobs.clone(), false)
+        .set_column_encoding(logprobs, Encoding::BYTE_STREAM_SPLIT)
+        .build()
+}
+
+/// The schema as users see it: column names and types, for the documentation's test.
+pub fn column_names() -> Vec<String> {
+    let schema = Arc::clone(&columns::schema());
+    schema
+        .fields()
+        .iter()
+        .map(|field| field.name().clone())
+        .collect()
+}

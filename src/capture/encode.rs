@@ -1,0 +1,245 @@
+//! Calls to Arrow columns.
+
+use std::sync::Arc;
+
+use arrow::array::{
+    ArrayRef, BooleanArray, Float32Builder, Float64Array, Int32Array, Int64Array, ListArray,
+    ListBuilder, RecordBatch, StringArray, StringBuilder, StructArray, TimestampMicrosecondArray,
+    UInt32Array, UInt32Builder, UInt64Array, new_null_array,
+};
+use arrow::buffer::{NullBuffer, OffsetBuffer};
+use arrow::datatypes::{DataType, Field};
+use arrow::error::ArrowError;
+use serde_json::value::RawValue;
+
+use super::columns;
+use crate::record::{Call, CallId, Sampling};
+
+/// One row a call, all columns of [`columns::schema`].
+pub(super) fn batch(calls: &[Call]) -> Result<RecordBatch, ArrowError> {
+    let text = |get: fn(&Call) -> Option<&str>| -> ArrayRef {
+        Arc::new(StringArray::from_iter(calls.iter().map(get)))
+    };
+    let id = |get: fn(&Call) -> Option<CallId>| -> ArrayRef {
+        Arc::new(StringArray::from_iter(
+            calls.iter().map(|c| get(c).map(|id| id.to_string())),
+        ))
+    };
+    let int = |get: fn(&Call) -> i32| -> ArrayRef {
+        Arc::new(Int32Array::from_iter_values(calls.iter().map(get)))
+    };
+    let count = |get: fn(&Call) -> Option<u64>| -> ArrayRef {
+        Arc::new(UInt64Array::from_iter(calls.iter().map(get)))
+    };
+    let flag = |get: fn(&Call) -> bool| -> ArrayRef {
+        Arc::new(BooleanArray::from_iter(calls.iter().map(|c| Some(get(c)))))
+    };
+    let received = calls.iter().map(|c| c.received_at);
+    let mut arrays: Vec<ArrayRef> = vec![
+        int(|c| c.schema_version.into()),
+        id(|c| Some(c.call_id)),
+        int(|c| c.choice_index.into()),
+        text(|c| Some(c.session_id.as_str())),
+        text(|c| Some(c.trial_id.as_ref()?.as_str())),
+        text(|c| Some(c.task_id.as_ref()?.as_str())),
+        id(|c| c.parent_call_id),
+        int(|c| c.attempt.into()),
+        id(|c| c.retry_of),
+        text(|c| Some(c.kind.as_str())),
+        text(|c| c.harness.as_deref()),
+        text(|c| c.harness_version.as_deref()),
+        text(|c| c.harness_conversation_id.as_deref()),
+        int(|c| c.http_status.into()),
+        text(|c| c.tokenizer_sha256.as_deref()),
+        text(|c| c.template_sha256.as_deref()),
+        text(|c| Some(c.client_api.as_str())),
+        flag(|c| c.client_stream),
+        text(|c| Some(c.upstream_kind.as_str())),
+        text(|c| Some(c.upstream_api.as_str())),
+        text(|c| Some(&c.model_requested)),
+        text(|c| c.model_served.as_deref()),
+        Arc::new(TimestampMicrosecondArray::from_iter_values(received).with_timezone("UTC")),
+        count(|c| c.ttft_us),
+        count(|c| Some(c.duration_us)),
+        text(|c| c.client_request.as_deref().map(RawValue::get)),
+        text(|c| c.upstream_request.as_deref().map(RawValue::get)),
+        text(|c| c.response.as_deref().map(RawValue::get)),
+        id_lists(calls, |c| c.prompt_token_ids.as_deref()),
+        text(|c| Some(c.prompt_ids_source.as_str())),
+        id_lists(calls, |c| c.completion_token_ids.as_deref()),
+        text(|c| Some(c.completion_ids_source.as_str())),
+        logprobs(calls),
+        text(|c| Some(c.logprob_semantics.as_str())),
+        sampling(calls, |c| &c.sampling_requested)?,
+        sampling(calls, |c| &c.sampling_sent)?,
+        weight_spans(calls)?,
+        text(|c| Some(c.weight_source.as_str())),
+        text(|c| c.text.as_deref()),
+        tool_calls(calls)?,
+        text(|c| c.finish_reason.as_deref()),
+        usage(calls)?,
+        text(|c| Some(c.status.as_str())),
+        text(|c| c.error.as_deref()),
+        flag(|c| c.trainable),
+        text_lists(
+            calls
+                .iter()
+                .map(|c| Some(c.not_trainable_reasons.as_slice())),
+        ),
+    ];
+    let declared = columns::declared();
+    arrays.extend(
+        declared
+            .iter()
+            .map(|field| new_null_array(field.data_type(), calls.len())),
+    );
+    RecordBatch::try_new(columns::schema(), arrays)
+}
+
+fn element(of: DataType) -> Arc<Field> {
+    Arc::new(Field::new("element", of, true))
+}
+
+fn id_lists(calls: &[Call], get: fn(&Call) -> Option<&[u32]>) -> ArrayRef {
+    let mut lists = ListBuilder::new(UInt32Builder::new()).with_field(element(DataType::UInt32));
+    for call in calls {
+        let ids = get(call);
+        lists.values().append_slice(ids.unwrap_or_default());
+        lists.append(ids.is_some());
+    }
+    Arc::new(lists.finish())
+}
+
+fn logprobs(calls: &[Call]) -> ArrayRef {
+    let mut lists = ListBuilder::new(Float32Builder::new()).with_field(element(DataType::Float32));
+    for call in calls {
+        let values = call.completion_logprobs.as_deref();
+        for value in values.unwrap_or_default() {
+            lists.values().append_option(*value);
+        }
+        lists.append(values.is_some());
+    }
+    Arc::new(lists.finish())
+}
+
+fn text_lists<'a>(rows: impl Iterator<Item = Option<&'a [String]>>) -> ArrayRef {
+    let mut lists = ListBuilder::new(StringBuilder::new()).with_field(element(DataType::Utf8));
+    for row in rows {
+        for text in row.unwrap_or_default() {
+            lists.values().append_value(text);
+        }
+        lists.append(row.is_some());
+    }
+    Arc::new(lists.finish())
+}
+
+fn sampling(calls: &[Call], get: fn(&Call) -> &Sampling) -> Result<ArrayRef, ArrowError> {
+    let float = |value: fn(&Sampling) -> Option<f64>| -> ArrayRef {
+        Arc::new(Float64Array::from_iter(calls.iter().map(|c| value(get(c)))))
+    };
+    let int = |value: fn(&Sampling) -> Option<i64>| -> ArrayRef {
+        Arc::new(Int64Array::from_iter(calls.iter().map(|c| value(get(c)))))
+    };
+    let count = |value: fn(&Sampling) -> Option<u64>| -> ArrayRef {
+        Arc::new(UInt64Array::from_iter(calls.iter().map(|c| value(get(c)))))
+    };
+    let arrays = vec![
+        float(|s| s.temperature),
+        float(|s| s.top_p),
+        int(|s| s.top_k),
+        float(|s| s.min_p),
+        float(|s| s.repetition_penalty),
+        float(|s| s.frequency_penalty),
+        float(|s| s.presence_penalty),
+        int(|s| s.seed),
+        count(|s| s.max_tokens),
+        text_lists(calls.iter().map(|c| get(c).stop.as_deref())),
+        count(|s| s.n),
+        Arc::new(StringArray::from_iter(
+            calls.iter().map(|c| get(c).logit_bias.as_deref()),
+        )),
+    ];
+    Ok(Arc::new(StructArray::try_new(
+        columns::sampling_fields(),
+        arrays,
+        None,
+    )?))
+}
+
+/// A list column over the rows' slices: the values in one struct array, offsets from the slices' lengths.
+fn struct_lists<T>(
+    of: DataType,
+    rows: &[Option<&[T]>],
+    values: impl FnOnce(&[&T]) -> Vec<ArrayRef>,
+) -> Result<ArrayRef, ArrowError> {
+    let flat: Vec<&T> = rows
+        .iter()
+        .flat_map(|row| row.unwrap_or_default())
+        .collect();
+    let DataType::Struct(fields) = &of else {
+        return Err(ArrowError::SchemaError(
+            "a list of structs has struct elements".to_owned(),
+        ));
+    };
+    let structs = StructArray::try_new(fields.clone(), values(&flat), None)?;
+    let offsets = OffsetBuffer::from_lengths(rows.iter().map(|row| row.map_or(0, <[T]>::len)));
+    let nulls: NullBuffer = rows.iter().map(Option::is_some).collect::<Vec<_>>().into();
+    Ok(Arc::new(ListArray::try_new(
+        element(of),
+        offsets,
+        Arc::new(structs),
+        Some(nulls),
+    )?))
+}
+
+fn weight_spans(calls: &[Call]) -> Result<ArrayRef, ArrowError> {
+    let rows: Vec<_> = calls.iter().map(|c| c.weight_spans.as_deref()).collect();
+    struct_lists(columns::span_type(), &rows, |spans| {
+        vec![
+            Arc::new(StringArray::from_iter_values(
+                spans.iter().map(|s| &s.version),
+            )),
+            Arc::new(UInt32Array::from_iter_values(spans.iter().map(|s| s.start))),
+            Arc::new(UInt32Array::from_iter_values(spans.iter().map(|s| s.end))),
+        ]
+    })
+}
+
+fn tool_calls(calls: &[Call]) -> Result<ArrayRef, ArrowError> {
+    let rows: Vec<_> = calls.iter().map(|c| c.tool_calls.as_deref()).collect();
+    struct_lists(columns::tool_call_type(), &rows, |tools| {
+        vec![
+            Arc::new(StringArray::from_iter_values(tools.iter().map(|t| &t.id))),
+            Arc::new(StringArray::from_iter_values(tools.iter().map(|t| &t.name))),
+            Arc::new(StringArray::from_iter_values(
+                tools.iter().map(|t| &t.arguments),
+            )),
+            Arc::new(BooleanArray::from_iter(
+                tools.iter().map(|t| Some(t.arguments_valid_json)),
+            )),
+        ]
+    })
+}
+
+fn usage(calls: &[Call]) -> Result<ArrayRef, ArrowError> {
+    let DataType::Struct(fields) = columns::usage_type() else {
+        return Err(ArrowError::SchemaError("usage is a struct".to_owned()));
+    };
+    let count = |get: fn(&crate::record::Usage) -> Option<u64>| -> ArrayRef {
+        Arc::new(UInt64Array::from_iter(
+            calls.iter().map(|c| c.usage.as_ref().and_then(get)),
+        ))
+    };
+    let arrays = vec![
+        count(|u| Some(u.prompt_tokens)),
+        count(|u| Some(u.completion_tokens)),
+        count(|u| u.cached_tokens),
+        count(|u| u.reasoning_tokens),
+    ];
+    let nulls: NullBuffer = calls
+        .iter()
+        .map(|c| c.usage.is_some())
+        .collect::<Vec<_>>()
+        .into();
+    Ok(Arc::new(StructArray::try_new(fields, arrays, Some(nulls))?))
+}

@@ -1,0 +1,196 @@
+//! The active segment: writes a batch of payloads, syncs once, and takes back what was not synced.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::frame::{self, HEADER_LEN};
+use super::layout::{SegmentName, journal_dir, sync_folder};
+use super::writer::{Durability, WriterOptions};
+
+/// The file operations a commit needs; tests put failing disks in their place.
+pub(super) trait Disk: Send {
+    fn write_at(&mut self, at: u64, bytes: &[u8]) -> io::Result<()>;
+    fn sync(&mut self) -> io::Result<()>;
+    fn truncate(&mut self, length: u64) -> io::Result<()>;
+}
+
+impl Disk for File {
+    fn write_at(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        self.seek(SeekFrom::Start(at))?;
+        self.write_all(bytes)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_data()
+    }
+
+    fn truncate(&mut self, length: u64) -> io::Result<()> {
+        self.set_len(length)
+    }
+}
+
+/// Capacity kept between commits.
+const KEPT_BUFFER: usize = 1 << 20;
+
+/// A segment that takes no more frames.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sealed {
+    pub(super) name: SegmentName,
+    /// Its acknowledged bytes; what lies behind them was taken back.
+    pub(super) length: u64,
+}
+
+/// Makes the file of a new segment.
+pub(super) type CreateDisk = Box<dyn Fn(&Path) -> io::Result<Box<dyn Disk>> + Send>;
+
+pub(super) fn create_file(path: &Path) -> io::Result<Box<dyn Disk>> {
+    Ok(Box::new(
+        OpenOptions::new().write(true).create_new(true).open(path)?,
+    ))
+}
+
+struct Segment {
+    name: SegmentName,
+    path: PathBuf,
+    disk: Box<dyn Disk>,
+    /// Bytes that are acknowledged; what lies behind them may be overwritten.
+    committed: u64,
+    opened: Instant,
+}
+
+/// Appends batches to segments and hands out the names of those that are full.
+pub(super) struct Journal {
+    dir: PathBuf,
+    options: WriterOptions,
+    next_number: u64,
+    active: Option<Segment>,
+    create: CreateDisk,
+    buffer: Vec<u8>,
+}
+
+impl Journal {
+    pub(super) fn new(
+        dir: PathBuf,
+        options: WriterOptions,
+        next_number: u64,
+        create: CreateDisk,
+    ) -> Self {
+        Self {
+            dir,
+            options,
+            next_number,
+            active: None,
+            create,
+            buffer: Vec::new(),
+        }
+    }
+
+    /// Writes `payloads` as frames and syncs them, all or none: after an error the segment ends where it
+    /// ended before, and a segment whose sync failed is never written again.
+    ///
+    /// `sealed` gets the segments that take no more frames.
+    pub(super) fn commit(
+        &mut self,
+        payloads: &[&[u8]],
+        sealed: &mut Vec<Sealed>,
+    ) -> io::Result<()> {
+        let mut segment = match self.active.take() {
+            Some(segment) => segment,
+            None => self.create_segment()?,
+        };
+        self.buffer.clear();
+        for payload in payloads {
+            frame::push_frame(&mut self.buffer, segment.name.salt, payload);
+        }
+        let written = segment.disk.write_at(segment.committed, &self.buffer);
+        let end = segment.committed + self.buffer.len() as u64;
+        self.buffer.clear();
+        self.buffer.shrink_to(KEPT_BUFFER);
+        let outcome = match written {
+            Ok(()) if self.options.durability == Durability::Full => {
+                segment.disk.sync().map_err(|error| (error, true))
+            }
+            Ok(()) => Ok(()),
+            Err(error) => Err((error, false)),
+        };
+        match outcome {
+            Ok(()) => {
+                segment.committed = end;
+                self.active = Some(segment);
+                if end >= self.options.segment_bytes {
+                    sealed.extend(self.seal());
+                }
+                Ok(())
+            }
+            Err((error, is_sync)) => {
+                let taken_back = segment.disk.truncate(segment.committed);
+                if is_sync || taken_back.is_err() {
+                    sealed.extend(retire(segment));
+                } else {
+                    self.active = Some(segment);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// When the active segment is old enough to be sealed.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let segment = self.active.as_ref()?;
+        (segment.committed > HEADER_LEN as u64).then(|| segment.opened + self.options.segment_age)
+    }
+
+    /// Ends the active segment, if it holds anything.
+    pub(super) fn seal(&mut self) -> Option<Sealed> {
+        self.active.take().and_then(retire)
+    }
+
+    fn create_segment(&mut self) -> io::Result<Segment> {
+        let salt = uuid::Uuid::new_v4().into_bytes();
+        let salt = std::array::from_fn(|i| salt[i] ^ salt[i + 8]);
+        let name = SegmentName {
+            number: self.next_number,
+            salt,
+        };
+        let path = name.journal_path(&self.dir);
+        let start = || {
+            let mut disk = (self.create)(&path)?;
+            disk.write_at(0, &frame::header(salt))?;
+            if self.options.durability == Durability::Full {
+                sync_folder(&journal_dir(&self.dir))?;
+            }
+            Ok(disk)
+        };
+        let disk = start().inspect_err(|_: &io::Error| {
+            // An empty segment may stay behind on a full disk; recovery removes it.
+            let _ = fs::remove_file(&path);
+        })?;
+        self.next_number += 1;
+        let committed = HEADER_LEN as u64;
+        Ok(Segment {
+            name,
+            path,
+            disk,
+            committed,
+            opened: Instant::now(),
+        })
+    }
+}
+
+fn retire(segment: Segment) -> Option<Sealed> {
+    if segment.committed > HEADER_LEN as u64 {
+        return Some(Sealed {
+            name: segment.name,
+            length: segment.committed,
+        });
+    }
+    let _ = fs::remove_file(&segment.path);
+    None
+}
+
+/// Time left until `due`, at least nothing.
+pub(super) fn until(due: Instant) -> Duration {
+    due.saturating_duration_since(Instant::now())
+}

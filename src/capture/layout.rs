@@ -1,0 +1,173 @@
+//! Names in a capture folder.
+//!
+//! ```text
+//! LOCK                                     who writes
+//! journal/00000007-9f3ab2c1d4e5f607.journal          a segment: number, salt
+//! journal/….tmp                            a Parquet file in the making
+//! date=2026-11-29/calls-00000007-9f3ab2c1d4e5f607.parquet   the same segment, for good
+//! ```
+//! Whatever matches `*.parquet` is whole. A Parquet file carries its segment's name, so that a segment whose
+//! Parquet exists, but which is not deleted yet, is counted once.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::error::CaptureError;
+use super::frame::Salt;
+
+/// Number and salt of a segment: its name, unique for all time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct SegmentName {
+    pub(super) number: u64,
+    pub(super) salt: Salt,
+}
+
+impl SegmentName {
+    pub(super) fn stem(self) -> String {
+        let salt: String = self.salt.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{:08}-{salt}", self.number)
+    }
+
+    fn parse(stem: &str) -> Option<Self> {
+        let (number, hex) = stem.split_once('-')?;
+        let mut salt = [0; 8];
+        if hex.len() != 16 || !hex.is_ascii() {
+            return None;
+        }
+        for (i, byte) in salt.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).ok()?;
+        }
+        Some(Self {
+            number: number.parse().ok()?,
+            salt,
+        })
+    }
+
+    pub(super) fn journal_path(self, dir: &Path) -> PathBuf {
+        journal_dir(dir).join(format!("{}.journal", self.stem()))
+    }
+
+    pub(super) fn temporary_path(self, dir: &Path, date: &str) -> PathBuf {
+        journal_dir(dir).join(format!("{}-{date}.tmp", self.stem()))
+    }
+
+    pub(super) fn parquet_path(self, dir: &Path, date: &str) -> PathBuf {
+        dir.join(format!("date={date}"))
+            .join(format!("calls-{}.parquet", self.stem()))
+    }
+}
+
+pub(super) fn journal_dir(dir: &Path) -> PathBuf {
+    dir.join("journal")
+}
+
+/// The segments in `dir`, oldest first.
+pub(super) fn segments(dir: &Path) -> Result<BTreeSet<SegmentName>, CaptureError> {
+    let names = file_names(&journal_dir(dir))?;
+    Ok(names
+        .iter()
+        .filter_map(|n| SegmentName::parse(n.strip_suffix(".journal")?))
+        .collect())
+}
+
+/// The Parquet files in `dir` (`date=…/*.parquet`), sorted, each with its segment if its name tells one.
+pub(super) fn parquet_files(
+    dir: &Path,
+) -> Result<Vec<(PathBuf, Option<SegmentName>)>, CaptureError> {
+    let mut files = vec![];
+    for folder in file_names(dir)?
+        .into_iter()
+        .filter(|name| name.starts_with("date="))
+    {
+        let folder = dir.join(folder);
+        for name in file_names(&folder)? {
+            if let Some(stem) = name.strip_suffix(".parquet") {
+                let segment = stem.strip_prefix("calls-").and_then(SegmentName::parse);
+                files.push((folder.join(&name), segment));
+            }
+        }
+    }
+    Ok(files)
+}
+
+/// Names in a folder, sorted; a folder that is not there is empty.
+pub(super) fn file_names(folder: &Path) -> Result<Vec<String>, CaptureError> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            return Ok(vec![]);
+        }
+        Err(error) => return Err(CaptureError::io("list", folder)(error)),
+    };
+    let mut names = vec![];
+    for entry in entries {
+        let entry = entry.map_err(CaptureError::io("list", folder))?;
+        names.extend(entry.file_name().into_string());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Makes what was created or renamed in `folder` survive a power loss.
+pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
+    fs::File::open(folder)?.sync_all()
+}
+
+/// `YYYY-MM-DD`, UTC, of a time in µs since the Unix epoch.
+///
+/// Days to civil date: H. Hinnant, "chrono-compatible low-level date algorithms", `civil_from_days`.
+pub fn date_of(received_at_us: i64) -> String {
+    let days = received_at_us.div_euclid(86_400_000_000) + 719_468;
+    let era = days.div_euclid(146_097);
+    let day_of_era = days.rem_euclid(146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 {
+        month_from_march + 3
+    } else {
+        month_from_march - 9
+    };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_utc_days() {
+        for (seconds, date) in [
+            (0, "1970-01-01"),
+            (-1, "1969-12-31"),
+            (951_782_399, "2000-02-28"),
+            (951_782_400, "2000-02-29"),
+            (951_868_800, "2000-03-01"),
+            (1_796_083_199, "2026-11-30"),
+            (4_107_542_400, "2100-03-01"),
+        ] {
+            assert_eq!(date_of(seconds * 1_000_000), date);
+        }
+    }
+
+    #[test]
+    fn a_segment_name_reads_back() {
+        let name = SegmentName {
+            number: 7,
+            salt: [0, 1, 2, 0xff, 4, 5, 6, 7],
+        };
+        assert_eq!(name.stem(), "00000007-000102ff04050607");
+        assert_eq!(SegmentName::parse(&name.stem()), Some(name));
+        assert_eq!(SegmentName::parse("7-zz"), None);
+    }
+}

@@ -1,0 +1,155 @@
+//! One `append`'s calls as the bytes of one journal frame, and back.
+//!
+//! A record is the call as JSON without its per-token lists, then those lists as raw little-endian numbers:
+//! bodies are copied as they are, and ids and log-probs keep their bits at memory speed.
+
+use serde::{Deserialize, Serialize};
+
+use crate::record::{Call, SinkError};
+
+/// Version of this encoding, in each frame.
+const ENCODING: u8 = 1;
+
+/// Which lists a record has, and how long they are.
+#[derive(Serialize, Deserialize)]
+struct Lists {
+    prompt: Option<u32>,
+    completion: Option<u32>,
+    logprobs: Option<u32>,
+}
+
+#[derive(Serialize)]
+struct Head<'a> {
+    lists: Lists,
+    call: &'a Call,
+}
+
+#[derive(Deserialize)]
+struct OwnedHead {
+    lists: Lists,
+    call: Call,
+}
+
+/// Encodes `calls` as one payload.
+pub(super) fn encode(calls: Vec<Call>) -> Result<Vec<u8>, SinkError> {
+    let mut out = vec![ENCODING];
+    push_len(&mut out, calls.len());
+    for mut call in calls {
+        let prompt = call.prompt_token_ids.take();
+        let completion = call.completion_token_ids.take();
+        let logprobs = call.completion_logprobs.take();
+        let lists = Lists {
+            prompt: length(prompt.as_deref(), &call)?,
+            completion: length(completion.as_deref(), &call)?,
+            logprobs: length(logprobs.as_deref(), &call)?,
+        };
+        let refused = |reason: String| SinkError::Refused {
+            call_id: call.call_id.to_string(),
+            reason,
+        };
+        let at = out.len();
+        out.extend_from_slice(&[0; 4]);
+        serde_json::to_writer(&mut out, &Head { lists, call: &call })
+            .map_err(|error| refused(error.to_string()))?;
+        let head_len = out.len() - at - 4;
+        if out.len() > super::frame::MAX_PAYLOAD {
+            return Err(refused("with its bodies it is over 1 GiB".to_owned()));
+        }
+        out[at..at + 4].copy_from_slice(&(head_len as u32).to_le_bytes());
+        for ids in [prompt, completion].into_iter().flatten() {
+            out.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
+        }
+        if let Some(logprobs) = logprobs {
+            for eight in logprobs.chunks(8) {
+                let bits = eight
+                    .iter()
+                    .enumerate()
+                    .map(|(i, v)| u8::from(v.is_some()) << i);
+                out.push(bits.sum());
+            }
+            out.extend(
+                logprobs
+                    .iter()
+                    .flat_map(|v| v.unwrap_or(0.0).to_bits().to_le_bytes()),
+            );
+        }
+        if out.len() > super::frame::MAX_PAYLOAD {
+            return Err(refused("with its tokens it is over 1 GiB".to_owned()));
+        }
+    }
+    Ok(out)
+}
+
+fn length<T>(list: Option<&[T]>, call: &Call) -> Result<Option<u32>, SinkError> {
+    list.map(|list| {
+        u32::try_from(list.len()).map_err(|_| SinkError::Refused {
+            call_id: call.call_id.to_string(),
+            reason: format!("a list of {} tokens is too long", list.len()),
+        })
+    })
+    .transpose()
+}
+
+fn push_len(out: &mut Vec<u8>, len: usize) {
+    out.extend_from_slice(&(len as u32).to_le_bytes());
+}
+
+/// The calls of one payload, or what is wrong with it.
+pub(super) fn decode(payload: &[u8]) -> Result<Vec<Call>, String> {
+    let mut rest = Cursor(payload);
+    let encoding = rest.take(1)?[0];
+    if encoding != ENCODING {
+        return Err(format!(
+            "journal encoding {encoding} is newer than this lego's {ENCODING}"
+        ));
+    }
+    let count = rest.number()?;
+    let mut calls = Vec::with_capacity(count.min(1024) as usize);
+    for _ in 0..count {
+        let head_len = rest.number()? as usize;
+        let OwnedHead { lists, mut call } =
+            serde_json::from_slice(rest.take(head_len)?).map_err(|error| error.to_string())?;
+        call.prompt_token_ids = lists.prompt.map(|len| rest.ids(len)).transpose()?;
+        call.completion_token_ids = lists.completion.map(|len| rest.ids(len)).transpose()?;
+        if let Some(len) = lists.logprobs {
+            let validity = rest.take((len as usize).div_ceil(8))?;
+            let values = rest.ids(len)?;
+            let values = values.into_iter().enumerate().map(|(i, bits)| {
+                (validity[i / 8] >> (i % 8) & 1 == 1).then(|| f32::from_bits(bits))
+            });
+            call.completion_logprobs = Some(values.collect());
+        }
+        calls.push(call);
+    }
+    if rest.0.is_empty() {
+        Ok(calls)
+    } else {
+        Err(format!("{} bytes too many", rest.0.len()))
+    }
+}
+
+struct Cursor<'a>(&'a [u8]);
+
+impl<'a> Cursor<'a> {
+    fn take(&mut self, len: usize) -> Result<&'a [u8], String> {
+        let (taken, rest) = self
+            .0
+            .split_at_checked(len)
+            .ok_or("a record ends too early")?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn number(&mut self) -> Result<u32, String> {
+        let bytes = self.take(4)?;
+        Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+    }
+
+    fn ids(&mut self, len: u32) -> Result<Vec<u32>, String> {
+        let bytes = self.take(len as usize * 4)?;
+        Ok(bytes
+            .chunks_exact(4)
+            .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect())
+    }
+}

@@ -1,0 +1,243 @@
+//! Calls back out of a folder: Parquet and journal together, also while a writer runs.
+//!
+//! Segments are listed and opened before Parquet files are listed. A segment that is made into Parquet in
+//! between is still read from its open file, and its Parquet, known by its name, is left out; one that was
+//! gone already has its Parquet in the list. So every call comes exactly once, without remembering ids.
+
+use std::collections::{HashSet, VecDeque};
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use super::error::CaptureError;
+use super::frame::{self, Frames, HEADER_LEN, Step};
+use super::layout::{self, SegmentName};
+use super::parquet_calls::ParquetCalls;
+use super::payload;
+use crate::record::{Call, CallId, SessionId, TrialId};
+
+/// Which calls to read, and how much of each. Default: all of everything.
+#[derive(Debug, Clone, Default)]
+pub struct Query {
+    /// Only this session.
+    pub session_id: Option<SessionId>,
+    /// Only this trial.
+    pub trial_id: Option<TrialId>,
+    /// Only this call.
+    pub call_id: Option<CallId>,
+    /// Leave `client_request`, `upstream_request` and `response` null: what training needs is far smaller.
+    pub without_bodies: bool,
+}
+
+impl Query {
+    /// All calls of one session.
+    #[must_use]
+    pub fn session(session_id: SessionId) -> Self {
+        Self {
+            session_id: Some(session_id),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn wants(&self, call: &Call) -> bool {
+        self.session_id
+            .as_ref()
+            .is_none_or(|id| *id == call.session_id)
+            && self
+                .trial_id
+                .as_ref()
+                .is_none_or(|id| Some(id) == call.trial_id.as_ref())
+            && self.call_id.is_none_or(|id| id == call.call_id)
+    }
+}
+
+/// The calls of a capture folder: an iterator over `Result<Call, CaptureError>`, oldest file first.
+///
+/// Memory: one row group's columns, or one journal frame, whatever the folder's size.
+pub struct Reader {
+    query: Query,
+    files: VecDeque<PathBuf>,
+    segments: VecDeque<SegmentCalls>,
+    current: Option<ParquetCalls>,
+    skipped: Vec<String>,
+    damaged_bytes: u64,
+}
+
+impl Reader {
+    /// Opens `dir` for `query`.
+    ///
+    /// # Errors
+    /// The folder is missing or cannot be listed.
+    pub fn open(dir: &Path, query: Query) -> Result<Self, CaptureError> {
+        if !dir.is_dir() {
+            return Err(CaptureError::NoFolder {
+                dir: dir.to_owned(),
+            });
+        }
+        let mut open: HashSet<SegmentName> = HashSet::new();
+        let mut segments = VecDeque::new();
+        for name in layout::segments(dir)? {
+            match SegmentCalls::open(&name.journal_path(dir), None) {
+                Ok(calls) => {
+                    open.insert(name);
+                    segments.push_back(calls);
+                }
+                Err(CaptureError::Io { source, .. })
+                    if source.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let files = layout::parquet_files(dir)?.into_iter();
+        let files = files.filter(|(_, segment)| segment.is_none_or(|name| !open.contains(&name)));
+        let files = files.map(|(path, _)| path).collect();
+        Ok(Self {
+            query,
+            files,
+            segments,
+            current: None,
+            skipped: vec![],
+            damaged_bytes: 0,
+        })
+    }
+
+    /// Files that were left out so far, each with the reason: empty, unreadable or foreign Parquet files.
+    #[must_use]
+    pub fn skipped(&self) -> &[String] {
+        &self.skipped
+    }
+
+    /// Journal bytes passed over so far because their checksum is wrong. What a running writer has not
+    /// finished yet counts too.
+    #[must_use]
+    pub fn damaged_bytes(&self) -> u64 {
+        self.damaged_bytes
+    }
+
+    fn next_from_parquet(&mut self) -> Option<Result<Call, CaptureError>> {
+        loop {
+            if let Some(current) = &mut self.current {
+                match current.next() {
+                    Some(call) => return Some(call),
+                    None => self.current = None,
+                }
+            }
+            let path = self.files.pop_front()?;
+            match ParquetCalls::open(&path, &self.query) {
+                Ok(calls) => self.current = Some(calls),
+                Err(reason) => {
+                    tracing::warn!(path = %path.display(), %reason, "not read as captures");
+                    self.skipped.push(format!("{}: {reason}", path.display()));
+                }
+            }
+        }
+    }
+
+    fn next_from_journal(&mut self) -> Option<Result<Call, CaptureError>> {
+        loop {
+            let segment = self.segments.front_mut()?;
+            match segment.next() {
+                Some(Ok(mut call)) => {
+                    if !self.query.wants(&call) {
+                        continue;
+                    }
+                    if self.query.without_bodies {
+                        call.client_request = None;
+                        call.upstream_request = None;
+                        call.response = None;
+                    }
+                    return Some(Ok(call));
+                }
+                Some(Err(error)) => return Some(Err(error)),
+                None => {
+                    self.damaged_bytes += segment.damaged_bytes;
+                    self.segments.pop_front();
+                }
+            }
+        }
+    }
+}
+
+impl Iterator for Reader {
+    type Item = Result<Call, CaptureError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_from_parquet()
+            .or_else(|| self.next_from_journal())
+    }
+}
+
+/// The calls of one journal segment, up to the last whole frame. A call written twice comes once.
+pub(super) struct SegmentCalls {
+    path: PathBuf,
+    frames: Option<Frames<BufReader<io::Take<File>>>>,
+    ready: VecDeque<Call>,
+    seen: HashSet<(CallId, u16)>,
+    pub(super) damaged_bytes: u64,
+}
+
+impl SegmentCalls {
+    /// `length`: how much of the file to read, all of it if `None`.
+    pub(super) fn open(path: &Path, length: Option<u64>) -> Result<Self, CaptureError> {
+        let mut file = File::open(path).map_err(CaptureError::io("open", path))?;
+        let mut head = Vec::new();
+        file.by_ref()
+            .take(HEADER_LEN as u64)
+            .read_to_end(&mut head)
+            .map_err(CaptureError::io("read", path))?;
+        let length = length.unwrap_or(u64::MAX).saturating_sub(HEADER_LEN as u64);
+        // Without a whole header nothing in the segment was acknowledged.
+        let frames = frame::parse_header(&head)
+            .map(|salt| Frames::new(BufReader::with_capacity(1 << 20, file.take(length)), salt));
+        let (ready, seen) = (VecDeque::new(), HashSet::new());
+        Ok(Self {
+            path: path.to_owned(),
+            frames,
+            ready,
+            seen,
+            damaged_bytes: 0,
+        })
+    }
+
+    /// Reads frames until one with new calls; false at the end.
+    fn refill(&mut self) -> Result<bool, CaptureError> {
+        while self.ready.is_empty() {
+            let Some(frames) = &mut self.frames else {
+                return Ok(false);
+            };
+            match frames
+                .step()
+                .map_err(CaptureError::io("read", &self.path))?
+            {
+                Step::Frame(bytes) => {
+                    let calls = payload::decode(&bytes)
+                        .map_err(|reason| CaptureError::corrupt(&self.path, reason))?;
+                    let new = calls.into_iter();
+                    self.ready = new
+                        .filter(|c| self.seen.insert((c.call_id, c.choice_index)))
+                        .collect();
+                }
+                Step::Damage { bytes, .. } => self.damaged_bytes += bytes,
+                Step::End { torn, .. } => {
+                    self.damaged_bytes += torn;
+                    self.frames = None;
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Iterator for SegmentCalls {
+    type Item = Result<Call, CaptureError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.refill() {
+            Ok(true) => self.ready.pop_front().map(Ok),
+            Ok(false) => None,
+            Err(error) => {
+                self.frames = None;
+                Some(Err(error))
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! What an earlier writer left: cuts torn tails, removes leftovers, and says what it did.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use super::error::CaptureError;
+use super::frame::{self, Frames, HEADER_LEN, Step};
+use super::journal::Sealed;
+use super::layout::{self, SegmentName};
+
+/// What [`super::Writer::open`] found in the folder.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// Appends found whole in segments of earlier writers.
+    pub appends: u64,
+    /// Tails that were written in part and cut off. Nothing in them was acknowledged.
+    pub torn: Vec<TornTail>,
+    /// Damage in front of whole records: the disk changed what was written. These bytes are lost.
+    pub damaged: Vec<TornTail>,
+    /// Files set aside because their header is not a journal's.
+    pub quarantined: Vec<PathBuf>,
+}
+
+/// Bytes of a segment that hold no record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TornTail {
+    /// The segment's file.
+    pub segment: PathBuf,
+    /// Where they begin.
+    pub at: u64,
+    /// How many they are.
+    pub bytes: u64,
+}
+
+/// Makes the folder ready for a new writer. Returns the report and the segments to be made into Parquet.
+pub(super) fn recover(dir: &Path) -> Result<(Recovery, Vec<Sealed>), CaptureError> {
+    let journal = layout::journal_dir(dir);
+    for name in layout::file_names(&journal)?
+        .into_iter()
+        .filter(|name| name.ends_with(".tmp"))
+    {
+        let path = journal.join(name);
+        fs::remove_file(&path).map_err(CaptureError::io("delete", &path))?;
+    }
+    let mut recovery = Recovery::default();
+    let mut sealed = vec![];
+    for name in layout::segments(dir)? {
+        sealed.extend(recover_segment(dir, name, &mut recovery)?);
+    }
+    for tail in &recovery.torn {
+        let TornTail { segment, at, bytes } = tail;
+        tracing::warn!(segment = %segment.display(), at, bytes, "torn tail of the journal cut off");
+    }
+    for damage in &recovery.damaged {
+        let TornTail { segment, at, bytes } = damage;
+        tracing::error!(segment = %segment.display(), at, bytes, "damaged bytes in the journal");
+    }
+    Ok((recovery, sealed))
+}
+
+fn recover_segment(
+    dir: &Path,
+    name: SegmentName,
+    recovery: &mut Recovery,
+) -> Result<Option<Sealed>, CaptureError> {
+    let path = name.journal_path(dir);
+    let mut file = File::open(&path).map_err(CaptureError::io("open", &path))?;
+    let mut head = Vec::new();
+    let read = file.by_ref().take(HEADER_LEN as u64).read_to_end(&mut head);
+    read.map_err(CaptureError::io("read", &path))?;
+    let Some(salt) = frame::parse_header(&head) else {
+        return discard_headless(&path, head.len(), recovery).map(|()| None);
+    };
+    let mut frames = Frames::new(BufReader::with_capacity(1 << 20, file), salt);
+    let mut appends = 0;
+    let end = loop {
+        match frames.step().map_err(CaptureError::io("read", &path))? {
+            Step::Frame(_) => appends += 1,
+            Step::Damage { at, bytes } => {
+                recovery.damaged.push(TornTail {
+                    segment: path.clone(),
+                    at,
+                    bytes,
+                });
+            }
+            Step::End { at, torn } => {
+                if torn > 0 {
+                    truncate(&path, at).map_err(CaptureError::io("truncate", &path))?;
+                    recovery.torn.push(TornTail {
+                        segment: path.clone(),
+                        at,
+                        bytes: torn,
+                    });
+                }
+                break at;
+            }
+        }
+    };
+    if appends == 0 {
+        fs::remove_file(&path).map_err(CaptureError::io("delete", &path))?;
+        return Ok(None);
+    }
+    recovery.appends += appends;
+    Ok(Some(Sealed { name, length: end }))
+}
+
+/// A header cut short is a segment that never took a record; a wrong one is kept aside for a person to see.
+fn discard_headless(
+    path: &Path,
+    length: usize,
+    recovery: &mut Recovery,
+) -> Result<(), CaptureError> {
+    if length < HEADER_LEN {
+        if length > 0 {
+            let tail = TornTail {
+                segment: path.to_owned(),
+                at: 0,
+                bytes: length as u64,
+            };
+            recovery.torn.push(tail);
+        }
+        return fs::remove_file(path).map_err(CaptureError::io("delete", path));
+    }
+    let aside = path.with_extension("damaged");
+    fs::rename(path, &aside).map_err(CaptureError::io("rename", path))?;
+    tracing::error!(path = %aside.display(), "not a journal segment: set aside");
+    recovery.quarantined.push(aside);
+    Ok(())
+}
+
+fn truncate(path: &Path, length: u64) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    file.set_len(length)?;
+    file.sync_all()
+}

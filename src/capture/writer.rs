@@ -1,0 +1,267 @@
+//! The writer: `append` waits until its calls are on disk; a thread of its own syncs once for all who wait.
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::sync::{OnceCell, mpsc, oneshot};
+
+use super::compactor::Compactor;
+use super::error::{CaptureError, sink_error};
+use super::journal::{self, CreateDisk, Journal, Sealed};
+use super::lock::Lock;
+use super::recovery::{self, Recovery};
+use super::{layout, payload};
+use crate::record::{Call, CallSink, SinkError};
+
+/// When `append` resolves.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// After the calls are synced to disk: neither kill -9 nor power loss loses them.
+    #[default]
+    Full,
+    /// After they are written: kill -9 does not lose them, power loss may.
+    None,
+}
+
+/// How a [`Writer`] writes.
+#[derive(Debug, Clone, Copy)]
+pub struct WriterOptions {
+    /// When `append` resolves.
+    pub durability: Durability,
+    /// A segment this long is sealed and becomes Parquet.
+    pub segment_bytes: u64,
+    /// So is one this old.
+    pub segment_age: Duration,
+}
+
+impl Default for WriterOptions {
+    fn default() -> Self {
+        Self {
+            durability: Durability::Full,
+            segment_bytes: 64 << 20,
+            segment_age: Duration::from_secs(600),
+        }
+    }
+}
+
+/// Appends that may wait for the writer thread.
+const QUEUE: usize = 256;
+/// Bytes that one commit gathers at most, unless a single append is longer.
+const COMMIT_BYTES: usize = 64 << 20;
+
+struct Append {
+    payload: Vec<u8>,
+    done: oneshot::Sender<Result<(), SinkError>>,
+}
+
+/// What a writer did, told when it is closed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Closed {
+    /// Appends that were acknowledged.
+    pub appends: u64,
+    /// Commits they took (with full durability: syncs).
+    pub commits: u64,
+    /// Segments that could not be made into Parquet, with the reason. They stay in the journal and readable,
+    /// and the next writer tries again.
+    pub left_in_journal: Vec<String>,
+}
+
+/// The one writer of a capture folder.
+pub struct Writer {
+    dir: PathBuf,
+    recovery: Recovery,
+    queue: Mutex<Option<mpsc::Sender<Append>>>,
+    thread: Mutex<Option<JoinHandle<Closed>>>,
+    closed: OnceCell<Closed>,
+}
+
+impl Writer {
+    /// Opens `dir`, making it if need be, and recovers what an earlier writer left: torn tails are cut off and
+    /// reported, old segments become Parquet in the background.
+    ///
+    /// # Errors
+    /// Another writer has the folder, or it cannot be read or written.
+    pub fn open(dir: &Path, options: WriterOptions) -> Result<Self, CaptureError> {
+        Self::open_on(dir, options, Box::new(journal::create_file))
+    }
+
+    pub(super) fn open_on(
+        dir: &Path,
+        options: WriterOptions,
+        create: CreateDisk,
+    ) -> Result<Self, CaptureError> {
+        let journal_dir = layout::journal_dir(dir);
+        std::fs::create_dir_all(&journal_dir).map_err(CaptureError::io("create", &journal_dir))?;
+        let lock = Lock::take(dir)?;
+        for folder in [Some(dir), dir.parent()].into_iter().flatten() {
+            if !folder.as_os_str().is_empty() {
+                layout::sync_folder(folder).map_err(CaptureError::io("sync", folder))?;
+            }
+        }
+        let (recovery, sealed) = recovery::recover(dir)?;
+        let parquet = layout::parquet_files(dir)?
+            .into_iter()
+            .filter_map(|(_, segment)| segment);
+        let numbers = parquet
+            .chain(sealed.iter().map(|s| s.name))
+            .map(|name| name.number);
+        let next_number = numbers.max().map_or(1, |last| last + 1);
+        let journal = Journal::new(dir.to_owned(), options, next_number, create);
+        let (queue, appends) = mpsc::channel(QUEUE);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .map_err(CaptureError::io("start the writer of", dir))?;
+        let folder = dir.to_owned();
+        let work = move || {
+            let compactor = Compactor::start(folder.clone(), sealed);
+            let mut closed = runtime.block_on(write(journal, &folder, appends, &compactor));
+            closed.left_in_journal = compactor.finish();
+            drop(lock);
+            closed
+        };
+        let thread = std::thread::Builder::new()
+            .name("lego-capture".to_owned())
+            .spawn(work);
+        let thread = thread.map_err(CaptureError::io("start the writer of", dir))?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            recovery,
+            queue: Mutex::new(Some(queue)),
+            thread: Mutex::new(Some(thread)),
+            closed: OnceCell::new(),
+        })
+    }
+
+    /// What was found when the folder was opened.
+    #[must_use]
+    pub fn recovery(&self) -> &Recovery {
+        &self.recovery
+    }
+
+    /// The capture folder.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Writes what is queued, seals the journal, makes Parquet of it and frees the folder. Later appends
+    /// fail with [`SinkError::Closed`]; closing again tells the same.
+    pub async fn close(&self) -> Closed {
+        let finish = async || {
+            lock(&self.queue).take();
+            let Some(thread) = lock(&self.thread).take() else {
+                return Closed::default();
+            };
+            let joined = tokio::task::spawn_blocking(move || thread.join()).await;
+            joined.ok().and_then(Result::ok).unwrap_or_else(|| Closed {
+                left_in_journal: vec!["the writer thread panicked".to_owned()],
+                ..Closed::default()
+            })
+        };
+        self.closed.get_or_init(finish).await.clone()
+    }
+
+    fn closed_error(&self) -> SinkError {
+        SinkError::Closed {
+            place: self.dir.display().to_string(),
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl CallSink for Writer {
+    async fn append(&self, calls: Vec<Call>) -> Result<(), SinkError> {
+        let queue = lock(&self.queue)
+            .clone()
+            .ok_or_else(|| self.closed_error())?;
+        if calls.is_empty() {
+            return Ok(());
+        }
+        let payload = payload::encode(calls)?;
+        let (done, committed) = oneshot::channel();
+        queue
+            .send(Append { payload, done })
+            .await
+            .map_err(|_| self.closed_error())?;
+        drop(queue);
+        committed.await.map_err(|_| self.closed_error())?
+    }
+}
+
+/// No code panics while it holds one of these locks, so a poisoned one is still whole.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// The writer thread: gathers what waits, commits it, tells the waiting; seals by size and age.
+async fn write(
+    mut journal: Journal,
+    dir: &Path,
+    mut appends: mpsc::Receiver<Append>,
+    compactor: &Compactor,
+) -> Closed {
+    let mut closed = Closed::default();
+    let mut sealed: Vec<Sealed> = vec![];
+    loop {
+        let first = match journal.due() {
+            None => appends.recv().await,
+            Some(due) => match tokio::time::timeout(journal::until(due), appends.recv()).await {
+                Ok(first) => first,
+                Err(_) => {
+                    compactor.push(journal.seal());
+                    continue;
+                }
+            },
+        };
+        let Some(first) = first else { break };
+        let mut bytes = first.payload.len();
+        let mut batch = vec![first];
+        while bytes < COMMIT_BYTES
+            && let Ok(next) = appends.try_recv()
+        {
+            bytes += next.payload.len();
+            batch.push(next);
+        }
+        let payloads: Vec<&[u8]> = batch
+            .iter()
+            .map(|append| append.payload.as_slice())
+            .collect();
+        let committed = journal.commit(&payloads, &mut sealed);
+        match &committed {
+            Ok(()) => {
+                closed.appends += batch.len() as u64;
+                closed.commits += 1;
+                metrics::counter!("lego_capture_commits_total").increment(1);
+                metrics::counter!("lego_capture_appends_total").increment(batch.len() as u64);
+                metrics::counter!("lego_capture_bytes_total").increment(bytes as u64);
+            }
+            Err(error) => {
+                tracing::error!(dir = %dir.display(), %error, "captures could not be written");
+                metrics::counter!("lego_capture_failed_commits_total").increment(1);
+            }
+        }
+        let committed = committed.map_err(|error| sink_error(dir, &error));
+        for append in batch {
+            // Whoever stopped waiting does not need the answer.
+            let _ = append.done.send(committed.clone());
+        }
+        compactor.push(sealed.drain(..));
+        // A steady stream of appends must not keep an old segment open.
+        if journal
+            .due()
+            .is_some_and(|due| journal::until(due).is_zero())
+        {
+            compactor.push(journal.seal());
+        }
+    }
+    compactor.push(journal.seal());
+    closed
+}
+
+#[cfg(test)]
+mod tests;

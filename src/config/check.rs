@@ -1,0 +1,282 @@
+//! Values that cannot be, alone or together.
+
+use std::net::IpAddr;
+
+use super::read::is_variable_name;
+use super::{Config, ConfigError, UpstreamKind};
+
+impl Config {
+    /// Everything that is wrong with the values.
+    pub(super) fn problems(&self) -> Vec<ConfigError> {
+        let mut found = Problems {
+            config: self,
+            errors: Vec::new(),
+        };
+        found.proxy();
+        found.upstream();
+        found.sandbox();
+        found.batches();
+        found.training();
+        found.errors
+    }
+}
+
+struct Problems<'a> {
+    config: &'a Config,
+    errors: Vec<ConfigError>,
+}
+
+impl Problems<'_> {
+    fn require(&mut self, is_fine: bool, key: &str, problem: &str, remedy: &str) {
+        if !is_fine {
+            self.errors.push(ConfigError::Value {
+                file: self.config.file(key),
+                key: key.to_owned(),
+                value: self.config.shown(key).to_string(),
+                problem: problem.to_owned(),
+                remedy: remedy.to_owned(),
+            });
+        }
+    }
+
+    fn positive(&mut self, key: &str, value: impl Into<u128>) {
+        self.require(
+            value.into() > 0,
+            key,
+            "must be at least 1",
+            &format!("Set {key} to 1 or more."),
+        );
+    }
+
+    fn within(&mut self, key: &str, value: f64, low: f64, high: f64) {
+        self.require(
+            value >= low && value <= high,
+            key,
+            &format!("must be a number from {low} to {high}"),
+            &format!("Set {key} within these bounds."),
+        );
+    }
+
+    fn proxy(&mut self) {
+        let proxy = &self.config.proxy;
+        let is_loopback = proxy.listen_host == "localhost"
+            || proxy
+                .listen_host
+                .parse::<IpAddr>()
+                .is_ok_and(|address| address.is_loopback());
+        self.require(
+            proxy.listen_host == "localhost" || proxy.listen_host.parse::<IpAddr>().is_ok(),
+            "proxy.listen_host",
+            "not an IP address",
+            "Set it to 127.0.0.1, or to an address of this machine.",
+        );
+        self.require(
+            is_loopback || proxy.client_token_env.is_some(),
+            "proxy.listen_host",
+            "others can reach this address, and no token is asked of them",
+            "Set proxy.client_token_env to the name of a variable with a token, or listen on 127.0.0.1.",
+        );
+        self.positive("proxy.stream_buffer_size", proxy.stream_buffer_size as u64);
+        self.positive("proxy.max_body_bytes", proxy.max_body_bytes as u64);
+        self.positive("proxy.max_in_flight", proxy.max_in_flight as u64);
+        self.positive("proxy.connect_timeout_secs", proxy.connect_timeout_secs);
+        self.positive(
+            "proxy.first_byte_timeout_secs",
+            proxy.first_byte_timeout_secs,
+        );
+        self.positive("proxy.idle_timeout_secs", proxy.idle_timeout_secs);
+        if let Some(pinned) = &proxy.pinned_sampling {
+            self.within(
+                "proxy.pinned_sampling.temperature",
+                pinned.temperature,
+                0.0,
+                100.0,
+            );
+        }
+        let command = self.config.harness.command.as_deref();
+        self.require(
+            command.is_none_or(|command| !command.is_empty()),
+            "harness.command",
+            "an empty command line",
+            "Give the program and its arguments, or take the key out.",
+        );
+    }
+
+    fn upstream(&mut self) {
+        let (proxy, policy) = (&self.config.proxy, &self.config.policy);
+        for (key, name) in [
+            ("proxy.upstream_api_key_env", &proxy.upstream_api_key_env),
+            ("proxy.client_token_env", &proxy.client_token_env),
+        ] {
+            if let Some(name) = name
+                && !is_variable_name(name)
+            {
+                // What stands here may be the secret itself: it is not repeated.
+                self.errors.push(ConfigError::Value {
+                    file: self.config.file(key),
+                    key: key.to_owned(),
+                    value: "(hidden)".to_owned(),
+                    problem: "not the name of an environment variable".to_owned(),
+                    remedy: "Put the secret into a variable, and the variable's name here."
+                        .to_owned(),
+                });
+            }
+        }
+        if proxy.is_embedded() {
+            self.require(
+                matches!(
+                    proxy.upstream_kind,
+                    UpstreamKind::Auto | UpstreamKind::Embedded
+                ),
+                "proxy.upstream_kind",
+                "the upstream is the embedded engine",
+                "Set the upstream's base URL too (proxy.upstream_base_url or policy.base_url).",
+            );
+        } else {
+            let url = &proxy.upstream_base_url;
+            let authority = url
+                .strip_prefix("http://")
+                .or_else(|| url.strip_prefix("https://"))
+                .map(|rest| rest.split('/').next().unwrap_or_default());
+            self.require(
+                authority.is_some_and(|authority| !authority.is_empty())
+                    && !url.contains([' ', '?', '#']),
+                "proxy.upstream_base_url",
+                "neither embedded nor an http(s) URL",
+                "Set it to embedded, or to a URL such as http://127.0.0.1:8000/v1.",
+            );
+            if authority.is_some_and(|authority| authority.contains('@')) {
+                self.errors.push(ConfigError::Value {
+                    file: self.config.file("proxy.upstream_base_url"),
+                    key: "proxy.upstream_base_url".to_owned(),
+                    value: "(hidden)".to_owned(),
+                    problem: "the URL holds a user name or password".to_owned(),
+                    remedy: "Name a variable with the key in proxy.upstream_api_key_env."
+                        .to_owned(),
+                });
+            }
+            self.require(
+                proxy.upstream_kind != UpstreamKind::Embedded,
+                "proxy.upstream_kind",
+                "the upstream is a URL",
+                "Set proxy.upstream_base_url to embedded, or the kind to what the server is.",
+            );
+        }
+        self.positive("policy.max_batch", policy.max_batch as u64);
+        if let Some(tokens) = policy.max_context_tokens {
+            self.positive("policy.max_context_tokens", tokens as u64);
+        }
+    }
+
+    fn sandbox(&mut self) {
+        let sandbox = &self.config.sandbox;
+        self.require(
+            !sandbox.image.is_empty(),
+            "sandbox.image",
+            "no image",
+            "Set it to host.",
+        );
+        self.require(
+            sandbox.hidden_test_mount.is_absolute(),
+            "sandbox.hidden_test_mount",
+            "not an absolute path",
+            "Set it to a path inside the sandbox, such as /opt/hidden_tests.",
+        );
+        self.positive("sandbox.max_concurrent", sandbox.max_concurrent as u64);
+        self.positive("sandbox.memory_mb", sandbox.memory_mb);
+        self.positive("sandbox.max_processes", sandbox.max_processes);
+        self.positive("sandbox.tmp_mb", sandbox.tmp_mb);
+        self.positive("sandbox.cpu_seconds", sandbox.cpu_seconds);
+        self.positive("sandbox.verify_timeout_sec", sandbox.verify_timeout_sec);
+    }
+
+    fn batches(&mut self) {
+        let training = &self.config.training;
+        let before = self.errors.len();
+        self.require(
+            training.group_size >= 2,
+            "training.group_size",
+            "a group of fewer than 2 trials has no baseline",
+            "Set it to 2 or more.",
+        );
+        self.positive("training.batch_size", training.batch_size as u64);
+        self.positive(
+            "training.rollout_batch_size",
+            training.rollout_batch_size as u64,
+        );
+        if self.errors.len() > before {
+            return;
+        }
+        let (group, batch, rollout) = (
+            training.group_size,
+            training.batch_size,
+            training.rollout_batch_size,
+        );
+        self.require(
+            batch.is_multiple_of(group),
+            "training.batch_size",
+            &format!("training.group_size = {group} does not divide it"),
+            &format!("Set it to a multiple of {group}."),
+        );
+        self.require(
+            rollout.is_multiple_of(batch),
+            "training.rollout_batch_size",
+            &format!("training.batch_size = {batch} does not divide it"),
+            &format!("Set it to a multiple of {batch}."),
+        );
+    }
+
+    fn training(&mut self) {
+        let training = &self.config.training;
+        self.require(
+            training.learning_rate > 0.0 && training.learning_rate < 1.0,
+            "training.learning_rate",
+            "must lie between 0 and 1",
+            "Set it to a number such as 1e-6.",
+        );
+        self.positive("training.max_turns", training.max_turns as u64);
+        self.positive("training.max_steps", training.max_steps);
+        self.positive("training.max_new_tokens", training.max_new_tokens as u64);
+        self.positive("training.eval_samples", training.eval_samples as u64);
+        self.positive(
+            "training.async.long_tail_timeout_sec",
+            training.r#async.long_tail_timeout_sec,
+        );
+        self.within("training.kl_coef", training.kl_coef, 0.0, 1e6);
+        self.within("training.clip_range", training.clip_range, 0.0, 1.0);
+        self.within(
+            "training.clip_range_high",
+            training.upper_clip_range(),
+            0.0,
+            1e6,
+        );
+        self.within("training.weight_decay", training.weight_decay, 0.0, 1e6);
+        self.within("training.max_grad_norm", training.max_grad_norm, 0.0, 1e9);
+        self.within("training.temperature", training.temperature, 0.0, 100.0);
+        self.within("training.advantage_eps", training.advantage_eps, 0.0, 1.0);
+        self.within(
+            "training.observability.trace_sample_rate",
+            training.observability.trace_sample_rate,
+            0.0,
+            1.0,
+        );
+        self.require(
+            training.betas.iter().all(|beta| (0.0..1.0).contains(beta)),
+            "training.betas",
+            "both must be at least 0 and below 1",
+            "Set them to two numbers such as [0.9, 0.95].",
+        );
+        self.require(
+            training.adam_eps > 0.0 && training.adam_eps < 1.0,
+            "training.adam_eps",
+            "must lie between 0 and 1",
+            "Set it to a number such as 1e-8.",
+        );
+        self.require(
+            i64::try_from(training.seed).is_ok(),
+            "training.seed",
+            "larger than a TOML integer",
+            "Set it to a whole number below 2^63.",
+        );
+    }
+}

@@ -1,0 +1,178 @@
+//! Text to plain values: JSON and TOML syntax, `${VAR}`, and the nearest name to a misspelt one.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::schema::Schema;
+use super::{ConfigError, Environment, FileKind};
+
+/// Reads a file: JSON if its name ends so, else TOML.
+pub(super) fn read(path: &Path) -> Result<Map<String, Value>, ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|cause| ConfigError::Read {
+        file: path.to_owned(),
+        cause: cause.to_string(),
+    })?;
+    let syntax = |cause: String| ConfigError::Syntax {
+        file: path.to_owned(),
+        cause,
+    };
+    if path
+        .extension()
+        .is_some_and(|extension| extension == "json")
+    {
+        match serde_json::from_str(&text) {
+            Ok(Value::Object(tree)) => Ok(tree),
+            Ok(_) => Err(syntax("the file holds no JSON object".to_owned())),
+            Err(error) => Err(syntax(error.to_string())),
+        }
+    } else {
+        let tree: toml::Table = toml::from_str(&text).map_err(|error| {
+            let before = error
+                .span()
+                .map_or("", |span| text.get(..span.start).unwrap_or_default());
+            let line = before.matches('\n').count() + 1;
+            let column = before
+                .rsplit('\n')
+                .next()
+                .map_or(0, |line| line.chars().count())
+                + 1;
+            syntax(format!(
+                "{} at line {line} column {column}",
+                error.message()
+            ))
+        })?;
+        Ok(tree
+            .into_iter()
+            .map(|(key, value)| (key, from_toml(value)))
+            .collect())
+    }
+}
+
+fn from_toml(value: toml::Value) -> Value {
+    match value {
+        toml::Value::String(text) => text.into(),
+        toml::Value::Integer(number) => number.into(),
+        // NaN and infinity have no JSON form; as text they fail the type check by name.
+        toml::Value::Float(number) => serde_json::Number::from_f64(number)
+            .map_or_else(|| number.to_string().into(), Value::Number),
+        toml::Value::Boolean(value) => value.into(),
+        toml::Value::Datetime(value) => value.to_string().into(),
+        toml::Value::Array(values) => values.into_iter().map(from_toml).collect(),
+        toml::Value::Table(table) => table
+            .into_iter()
+            .map(|(key, value)| (key, from_toml(value)))
+            .collect::<Map<_, _>>()
+            .into(),
+    }
+}
+
+/// The value with every `${VAR}` replaced; parsed if the key wants a number or a boolean.
+///
+/// # Errors
+/// The name of a variable that is not set.
+pub(super) fn substitute(
+    schema: &Schema,
+    path: &str,
+    value: &Value,
+    environment: &Environment,
+) -> Result<Value, String> {
+    match value {
+        Value::String(text) => {
+            let replaced = replace_variables(text, environment)?;
+            if replaced != *text
+                && schema.is_number_or_bool(path)
+                && let Ok(parsed) = serde_json::from_str(&replaced)
+            {
+                return Ok(parsed);
+            }
+            Ok(replaced.into())
+        }
+        Value::Array(values) => values
+            .iter()
+            .map(|value| substitute(schema, path, value, environment))
+            .collect(),
+        Value::Object(table) => table
+            .iter()
+            .map(|(key, value)| Ok((key.clone(), substitute(schema, path, value, environment)?)))
+            .collect::<Result<Map<_, _>, _>>()
+            .map(Value::Object),
+        other => Ok(other.clone()),
+    }
+}
+
+fn replace_variables(text: &str, environment: &Environment) -> Result<String, String> {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("${") {
+        out.push_str(before);
+        match after.split_once('}') {
+            Some((name, tail)) if is_variable_name(name) => {
+                out.push_str(environment.get(name).ok_or(name)?);
+                rest = tail;
+            }
+            _ => {
+                out.push_str("${");
+                rest = after;
+            }
+        }
+    }
+    out.push_str(rest);
+    Ok(out)
+}
+
+/// True for names that an environment variable can have.
+pub(super) fn is_variable_name(name: &str) -> bool {
+    !name.is_empty()
+        && !name.starts_with(|first: char| first.is_ascii_digit())
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
+/// The candidate most like a misspelt name, if one is close.
+pub(super) fn nearest<'a>(
+    name: &str,
+    candidates: impl Iterator<Item = &'a str>,
+) -> Option<&'a str> {
+    candidates
+        .map(|candidate| (strsim::jaro_winkler(name, candidate), candidate))
+        .filter(|(likeness, _)| *likeness > 0.8)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, candidate)| candidate)
+}
+
+/// The remedy for an unknown key among `siblings`.
+pub(super) fn suggest<'a>(
+    schema: &Schema,
+    tables: &[&str],
+    key: &str,
+    siblings: impl Iterator<Item = &'a str> + Clone,
+) -> String {
+    let elsewhere = || {
+        schema
+            .leaf_paths()
+            .into_iter()
+            .find(|path| path.rsplit('.').next() == Some(key))
+    };
+    if let Some(path) = elsewhere() {
+        return match FileKind::of_key(&path) {
+            Some(kind)
+                if !path
+                    .split('.')
+                    .next()
+                    .is_some_and(|table| tables.contains(&table)) =>
+            {
+                format!("That key is {path}, in {}.", kind.file_name())
+            }
+            _ => format!("That key is {path}."),
+        };
+    }
+    if let Some(name) = nearest(key, siblings.clone()) {
+        return format!("Did you mean {name}?");
+    }
+    format!(
+        "Take it out; the keys here are {}.",
+        siblings.collect::<Vec<_>>().join(", ")
+    )
+}

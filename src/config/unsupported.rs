@@ -1,0 +1,370 @@
+//! Keys whose feature is not there yet: accepted in files, refused when a run would need them.
+
+use std::fmt;
+
+use serde_json::Value;
+
+use super::layers::one_or_several;
+use super::{
+    AgentOom, Algorithm, Config, ConfigError, Durability, HarnessType, NetworkPolicy, Origin,
+    ReadonlyPaths, Relay, RewardType, SandboxBackend, UpstreamKind,
+};
+
+/// What a config is used for: only what that needs is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// `lego proxy`: the proxy alone.
+    Proxy,
+    /// `lego train`, `launch`, `eval`: proxy, sandboxes and trainer.
+    Train,
+}
+
+/// A key that does not do what it says yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Note {
+    pub file: String,
+    pub key: String,
+    pub value: String,
+    /// Why, and what to do.
+    pub problem: String,
+    pub remedy: String,
+    /// True if a run refuses it; false if it merely has no effect.
+    pub is_refused: bool,
+    /// True if the value was set, false if it is the default.
+    pub was_set: bool,
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            file,
+            key,
+            value,
+            problem,
+            remedy,
+            ..
+        } = self;
+        let effect = if self.is_refused {
+            "a run refuses it: "
+        } else {
+            ""
+        };
+        write!(
+            f,
+            "{file}: {key} = {value}: not there yet: {effect}{problem}. {remedy}"
+        )
+    }
+}
+
+impl Config {
+    /// Refuses what a run would need and does not exist yet.
+    ///
+    /// # Errors
+    /// [`ConfigError::NotThereYet`] for each such key.
+    pub fn refuse_unsupported(&self, purpose: Use) -> Result<(), ConfigError> {
+        let refused: Vec<_> = self
+            .notes(purpose)
+            .into_iter()
+            .filter(|note| note.is_refused)
+            .map(
+                |Note {
+                     file,
+                     key,
+                     value,
+                     problem,
+                     remedy,
+                     ..
+                 }| ConfigError::NotThereYet {
+                    file,
+                    key,
+                    value,
+                    problem,
+                    remedy,
+                },
+            )
+            .collect();
+        if refused.is_empty() {
+            Ok(())
+        } else {
+            Err(one_or_several(refused))
+        }
+    }
+
+    /// Keys that do not do what they say yet, as far as `purpose` needs them.
+    #[must_use]
+    pub fn notes(&self, purpose: Use) -> Vec<Note> {
+        let mut notes = Notes {
+            config: self,
+            found: Vec::new(),
+        };
+        notes.proxy();
+        if purpose == Use::Train {
+            notes.policy();
+            notes.harness();
+            notes.sandbox();
+            notes.training();
+        }
+        notes.found
+    }
+}
+
+struct Notes<'a> {
+    config: &'a Config,
+    found: Vec<Note>,
+}
+
+impl Notes<'_> {
+    fn add(&mut self, is_refused: bool, key: &str, problem: &str, remedy: &str) {
+        self.found.push(Note {
+            file: self.config.file(key),
+            key: key.to_owned(),
+            value: self.config.shown(key).to_string(),
+            problem: problem.to_owned(),
+            remedy: remedy.to_owned(),
+            is_refused,
+            was_set: self.config.origin(key) != Origin::Default,
+        });
+    }
+
+    fn refuse_if(&mut self, is_unsupported: bool, key: &str, problem: &str, remedy: &str) {
+        if is_unsupported {
+            self.add(true, key, problem, remedy);
+        }
+    }
+
+    /// A key that was set, but has no effect.
+    fn no_effect(&mut self, key: &str, problem: &str) {
+        let is_set = self.config.origin(key) != Origin::Default;
+        if is_set && self.config.shown(key) != Value::Null {
+            self.add(false, key, problem, "It is accepted, and has no effect.");
+        }
+    }
+
+    fn proxy(&mut self) {
+        let proxy = &self.config.proxy;
+        self.refuse_if(
+            !matches!(proxy.relay, Relay::Auto | Relay::Live),
+            "proxy.relay",
+            "only the live relay exists",
+            "Set it to auto or live.",
+        );
+        self.refuse_if(
+            proxy.upstream_kind == UpstreamKind::Sglang,
+            "proxy.upstream_kind",
+            "SGLang's dialect is not spoken",
+            "Use a vLLM server, or embedded.",
+        );
+        self.refuse_if(
+            !proxy.history_rewrite_tolerance,
+            "proxy.history_rewrite_tolerance",
+            "rewritten histories are not refused",
+            "Set it to true.",
+        );
+        self.refuse_if(
+            proxy.durability == Durability::ProcessKill,
+            "proxy.durability",
+            "every call is synced to disk",
+            "Set it to power_loss.",
+        );
+        if proxy.is_embedded() {
+            // The default asks for routing where there is any; a dense model has none.
+            return;
+        }
+        self.no_effect(
+            "proxy.capture_expert_routing",
+            "expert routing is not captured",
+        );
+    }
+
+    fn policy(&mut self) {
+        let proxy = &self.config.proxy;
+        let (key, remedy) = if self.config.policy.upstream.is_some() {
+            (
+                "policy.upstream",
+                "Set it to embedded, and take policy.base_url out.",
+            )
+        } else {
+            (
+                "proxy.upstream_base_url",
+                "Set it to embedded, and proxy.model_path to the model's folder.",
+            )
+        };
+        self.refuse_if(
+            !proxy.is_embedded() && proxy.upstream_kind == UpstreamKind::Openai,
+            "proxy.upstream_kind",
+            "this upstream gives no token ids, so there is nothing to train on",
+            "Train the embedded policy: set proxy.upstream_base_url to embedded.",
+        );
+        self.refuse_if(
+            !proxy.is_embedded(),
+            key,
+            "only the embedded engine gives the trainer exact token ids and takes its weights",
+            remedy,
+        );
+        self.refuse_if(
+            !proxy.capture_token_ids,
+            "proxy.capture_token_ids",
+            "without token ids there is nothing to train on",
+            "Set it to true.",
+        );
+        self.refuse_if(
+            !proxy.capture_logprobs,
+            "proxy.capture_logprobs",
+            "without log-probabilities there is no importance ratio",
+            "Set it to true.",
+        );
+    }
+
+    fn harness(&mut self) {
+        let harness = &self.config.harness;
+        self.refuse_if(
+            harness.r#type != HarnessType::Mini,
+            "harness.type",
+            "only the harness mini can be started",
+            "Set it to mini.",
+        );
+        self.refuse_if(
+            harness.sdk_version.is_some() && harness.r#type == HarnessType::Mini,
+            "harness.sdk_version",
+            "the harness mini is part of lego and has its version",
+            "Take the key out.",
+        );
+        self.refuse_if(
+            harness.command.is_some(),
+            "harness.command",
+            "harnesses of your own cannot be started",
+            "Take the key out.",
+        );
+        self.refuse_if(
+            !harness.env.is_empty(),
+            "harness.env",
+            "variables cannot be added",
+            "Take the key out.",
+        );
+        let base_url = harness.llm_config_override.base_url.as_deref();
+        let own = format!("http://127.0.0.1:{}", self.config.proxy.listen_port);
+        self.refuse_if(
+            base_url.is_some_and(|url| url.trim_end_matches('/').trim_end_matches("/v1") != own),
+            "harness.llm_config_override.base_url",
+            "a sandbox reaches only the model API at proxy.listen_port of its own loopback",
+            &format!("Set it to {own}/v1, or take the key out."),
+        );
+        self.no_effect(
+            "harness.llm_config_override.auth_type",
+            "the proxy holds the key, the harness needs none",
+        );
+    }
+
+    fn sandbox(&mut self) {
+        let sandbox = &self.config.sandbox;
+        self.refuse_if(
+            sandbox.image != "host",
+            "sandbox.image",
+            "container images cannot be used",
+            "Set it to host: this machine's system folders, read-only.",
+        );
+        self.refuse_if(
+            sandbox.lazy_pull && sandbox.image != "host",
+            "sandbox.lazy_pull",
+            "images cannot be fetched",
+            "Set it to false.",
+        );
+        self.refuse_if(
+            sandbox.network_policy != NetworkPolicy::Restricted,
+            "sandbox.network_policy",
+            "sandboxes reach the session's model API and nothing else",
+            "Set it to restricted.",
+        );
+        self.refuse_if(
+            !sandbox.defense.block_outbound,
+            "sandbox.defense.block_outbound",
+            "sandboxes have no way out",
+            "Set it to true.",
+        );
+        self.refuse_if(
+            !sandbox.termination_aware_filter,
+            "sandbox.termination_aware_filter",
+            "failed machinery is never counted as the policy's failure",
+            "Set it to true.",
+        );
+        self.refuse_if(
+            !sandbox.defense.mask_test_files,
+            "sandbox.defense.mask_test_files",
+            "hidden tests never enter the agent's sandbox",
+            "Set it to true.",
+        );
+        self.refuse_if(
+            sandbox.defense.readonly_system_paths == ReadonlyPaths::All(false),
+            "sandbox.defense.readonly_system_paths",
+            "system folders are always read-only",
+            "Set it to true.",
+        );
+        self.refuse_if(
+            matches!(
+                sandbox.backend,
+                SandboxBackend::Docker | SandboxBackend::Kubernetes
+            ),
+            "sandbox.backend",
+            "this backend does not exist",
+            "Set it to auto.",
+        );
+        self.refuse_if(
+            sandbox.agent_oom == AgentOom::Mask,
+            "sandbox.agent_oom",
+            "such trials are graded",
+            "Set it to grade.",
+        );
+        self.no_effect("sandbox.cache.image_cache_dir", "no image is cached");
+        self.no_effect("sandbox.cache.cache_ttl_hours", "no image is cached");
+    }
+
+    fn training(&mut self) {
+        let training = &self.config.training;
+        self.refuse_if(
+            training.algorithm != Algorithm::Grpo,
+            "training.algorithm",
+            "only GRPO exists",
+            "Set it to grpo.",
+        );
+        self.refuse_if(
+            training.r#async.enable,
+            "training.async.enable",
+            "training is synchronous",
+            "Set it to false.",
+        );
+        self.refuse_if(
+            training.reward.r#type != RewardType::TaskSuccess,
+            "training.reward.type",
+            "only hidden tests give a reward",
+            "Set it to task_success.",
+        );
+        self.refuse_if(
+            training.reward.partial_credit,
+            "training.reward.partial_credit",
+            "a trial passes all its tests or gets no reward",
+            "Set it to false.",
+        );
+        self.refuse_if(
+            training.reward.penalize_invalid_trajectory,
+            "training.reward.penalize_invalid_trajectory",
+            "every trial that the policy ended is graded as it stands",
+            "Set it to false.",
+        );
+        self.refuse_if(
+            training.temperature != 1.0,
+            "training.temperature",
+            "the loss takes log-probabilities at temperature 1",
+            "Set it to 1.",
+        );
+        self.refuse_if(
+            training.observability.enable_ui,
+            "training.observability.enable_ui",
+            "there are no web pages of the run",
+            "Set it to false, and watch the progress bar, train.log or TensorBoard.",
+        );
+        self.no_effect(
+            "training.observability.trace_sample_rate",
+            "trials are not traced",
+        );
+    }
+}

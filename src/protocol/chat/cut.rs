@@ -1,0 +1,252 @@
+//! What lego caused is cut out of the original bytes of a reply (law 5). Nothing is re-serialised.
+
+use crate::protocol::json::{self, Edit, Member, ScanError};
+
+/// The text is no chat reply, so nothing can be cut out of it.
+#[derive(Debug, thiserror::Error)]
+#[error("the upstream's reply could not be cut: {0}")]
+pub struct CutError(#[from] ScanError);
+
+/// How an engine writes a member that nobody asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unasked {
+    /// It leaves the member out.
+    Absent,
+    /// It writes the member with `null`.
+    Null,
+}
+
+/// What lego added to a request, and so must come out of the reply. `None`, false: the client asked itself, or
+/// nobody did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Cut {
+    pub token_ids: Option<Unasked>,
+    pub prompt_token_ids: Option<Unasked>,
+    pub logprobs: Option<Unasked>,
+    pub weight_versions: Option<Unasked>,
+    /// `usage` of a stream.
+    pub usage: bool,
+    /// Reasoning that the client did not want.
+    pub reasoning: bool,
+    /// The name that the client asked for, to be echoed.
+    pub model: Option<String>,
+}
+
+impl Cut {
+    /// True if replies pass untouched.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// The edits of one event or body.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct CutReply {
+    /// In ascending order, disjoint.
+    pub edits: Vec<Edit>,
+    /// The event exists only because of what lego asked for: it is dropped as a whole.
+    pub is_dropped: bool,
+}
+
+/// What to cut out of a stream's event or a whole body.
+///
+/// # Errors
+/// [`CutError`] when the text is no JSON object.
+pub fn cut(text: &[u8], cut: &Cut) -> Result<CutReply, CutError> {
+    let members = json::members(text, 0)?;
+    let mut edits = Vec::new();
+    let mut gone: Vec<usize> = Vec::new();
+    let mut has_choice = false;
+    let mut all_empty = true;
+    let mut has_usage = false;
+    for (index, member) in members.iter().enumerate() {
+        match named(text, member) {
+            "choices" if text[member.value.start] == b'[' => {
+                for choice in json::elements(text, member.value.start)? {
+                    has_choice = true;
+                    all_empty &= cut_choice(text, choice.start, cut, &mut edits)?;
+                }
+            }
+            "prompt_token_ids" => take(text, member, index, cut.prompt_token_ids, &mut gone, &mut edits),
+            "usage" if cut.usage => {
+                has_usage |= !is_null(text, member);
+                gone.push(index);
+            }
+            "model" => {
+                if let Some(model) = &cut.model {
+                    let name = serde_json::Value::from(model.as_str()).to_string();
+                    if member.text(text) != name.as_bytes() {
+                        edits.push(Edit::replace(member.value.clone(), name.into_bytes()));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    remove(&members, &gone, &mut edits);
+    edits.sort_by_key(|edit| edit.span.start);
+    let is_usage_event = has_usage && !has_choice;
+    Ok(CutReply { edits, is_dropped: is_usage_event || (has_choice && all_empty) })
+}
+
+/// Cuts one choice. True if nothing but what lego asked for was in it.
+fn cut_choice(text: &[u8], at: usize, cut: &Cut, edits: &mut Vec<Edit>) -> Result<bool, ScanError> {
+    let members = json::members(text, at)?;
+    let mut gone = Vec::new();
+    let mut has_ids = false;
+    let mut has_logprobs = false;
+    let mut is_finish = false;
+    let mut is_delta_empty = false;
+    let mut lost_reasoning = false;
+    for (index, member) in members.iter().enumerate() {
+        match named(text, member) {
+            "token_ids" => {
+                has_ids = !is_null(text, member);
+                take(text, member, index, cut.token_ids, &mut gone, edits);
+            }
+            "logprobs" => {
+                has_logprobs = !is_null(text, member);
+                take(text, member, index, cut.logprobs, &mut gone, edits);
+            }
+            "weight_versions" => take(text, member, index, cut.weight_versions, &mut gone, edits),
+            "finish_reason" => is_finish = !matches!(member.text(text), b"null" | b"\"\""),
+            name @ ("delta" | "message") if text[member.value.start] == b'{' => {
+                let fields = json::members(text, member.value.start)?;
+                let is_reasoning = |field: &Member| {
+                    cut.reasoning && matches!(named(text, field), "reasoning" | "reasoning_content")
+                };
+                lost_reasoning = fields.iter().any(|field| is_reasoning(field) && !is_null(text, field));
+                json::remove_members(&fields, edits, is_reasoning);
+                is_delta_empty = name == "delta" && fields.iter().all(is_reasoning);
+            }
+            _ => {}
+        }
+    }
+    remove(&members, &gone, edits);
+    // An engine sends a chunk without any delta only to deliver ids or log-probs: without lego there is none.
+    // A client that asked for log-probs itself may be owed it.
+    let is_for_ids = has_ids && cut.token_ids.is_some() && (!has_logprobs || cut.logprobs.is_some());
+    Ok(is_delta_empty && !is_finish && (is_for_ids || lost_reasoning))
+}
+
+fn take(
+    text: &[u8],
+    member: &Member,
+    index: usize,
+    unasked: Option<Unasked>,
+    gone: &mut Vec<usize>,
+    edits: &mut Vec<Edit>,
+) {
+    match unasked {
+        // A null was the engine's own: it writes it asked or not.
+        None => {}
+        Some(_) if is_null(text, member) => {}
+        Some(Unasked::Absent) => gone.push(index),
+        Some(Unasked::Null) => edits.push(Edit::replace(member.value.clone(), &b"null"[..])),
+    }
+}
+
+fn remove(members: &[Member], gone: &[usize], edits: &mut Vec<Edit>) {
+    if !gone.is_empty() {
+        let starts: Vec<usize> = gone.iter().map(|&index| members[index].key.start).collect();
+        json::remove_members(members, edits, |member| starts.contains(&member.key.start));
+    }
+}
+
+fn named<'a>(text: &'a [u8], member: &Member) -> &'a str {
+    // Engines do not escape the names that matter here.
+    std::str::from_utf8(&text[member.key.start + 1..member.key.end - 1]).unwrap_or_default()
+}
+
+fn is_null(text: &[u8], member: &Member) -> bool {
+    member.text(text) == b"null"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    fn all(unasked: Unasked) -> Cut {
+        Cut {
+            token_ids: Some(unasked),
+            prompt_token_ids: Some(unasked),
+            logprobs: Some(Unasked::Null),
+            weight_versions: Some(unasked),
+            usage: true,
+            ..Cut::default()
+        }
+    }
+
+    fn fixture(name: &str) -> String {
+        let path = format!("{}/tests/fixtures/wire/{name}", env!("CARGO_MANIFEST_DIR"));
+        std::fs::read_to_string(path).expect("fixture")
+    }
+
+    fn events(name: &str) -> Vec<String> {
+        fixture(name).lines().filter_map(|line| line.strip_prefix("data: ")).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn cutting_a_stream_equals_deleting_from_the_parsed_stream() {
+        for name in ["vllm_chat_stream.sse", "vllm_chat_tools_stream.sse", "openai_chat_stream_nologprobs.sse"] {
+            let mut kept = 0;
+            for text in events(name).iter().filter(|text| *text != "[DONE]") {
+                let result = cut(text.as_bytes(), &all(Unasked::Absent)).expect("chunk");
+                let mut expected: Value = serde_json::from_str(text).expect("JSON");
+                let top = expected.as_object_mut().expect("object");
+                let usage = top.shift_remove("usage").unwrap_or_default();
+                if top.get("prompt_token_ids").is_some_and(Value::is_array) {
+                    top.shift_remove("prompt_token_ids");
+                }
+                let mut is_only_ids = false;
+                for choice in top["choices"].as_array_mut().expect("choices") {
+                    let choice = choice.as_object_mut().expect("choice");
+                    choice.insert("logprobs".into(), Value::Null);
+                    let ids = choice.shift_remove("token_ids");
+                    choice.shift_remove("weight_versions");
+                    is_only_ids = ids.is_some()
+                        && choice["delta"] == serde_json::json!({})
+                        && choice["finish_reason"].is_null();
+                }
+                let is_usage = !usage.is_null() && top["choices"] == serde_json::json!([]);
+                assert_eq!(result.is_dropped, is_only_ids || is_usage, "{text}");
+                if !result.is_dropped {
+                    kept += 1;
+                    let out = json::apply(text.as_bytes(), &result.edits);
+                    let expected = serde_json::to_string(&expected).expect("JSON");
+                    assert_eq!(String::from_utf8(out).expect("text"), expected);
+                }
+            }
+            assert!(kept > 3);
+        }
+    }
+
+    #[test]
+    fn a_body_keeps_the_nulls_that_the_engine_would_have_written() {
+        let text = fixture("vllm_chat.json");
+        let result = cut(text.as_bytes(), &Cut { usage: false, ..all(Unasked::Null) }).expect("body");
+        assert!(!result.is_dropped);
+        let mut expected: Value = serde_json::from_str(&text).expect("JSON");
+        expected["prompt_token_ids"] = Value::Null;
+        for key in ["token_ids", "logprobs", "weight_versions"] {
+            expected["choices"][0][key] = Value::Null;
+        }
+        let out: Value = serde_json::from_slice(&json::apply(text.as_bytes(), &result.edits)).expect("JSON");
+        assert_eq!(out, expected);
+    }
+
+    #[test]
+    fn unwanted_reasoning_goes_and_the_asked_name_is_echoed() {
+        let wanted = Cut { reasoning: true, model: Some("gpt-x".into()), ..Cut::default() };
+        let text = br#"{"model":"lego","choices":[{"index":0,"delta":{"reasoning":"hm","content":"a"}}]}"#;
+        let result = cut(text, &wanted).expect("chunk");
+        assert_eq!(
+            String::from_utf8(json::apply(text, &result.edits)).expect("text"),
+            r#"{"model":"gpt-x","choices":[{"index":0,"delta":{"content":"a"}}]}"#
+        );
+        let only = br#"{"model":"lego","choices":[{"index":0,"delta":{"reasoning":"hm"},"finish_reason":null}]}"#;
+        assert!(cut(only, &wanted).expect("chunk").is_dropped);
+    }
+}

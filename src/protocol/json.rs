@@ -1,0 +1,324 @@
+//! Byte spans of JSON members, and edits on them: text is changed without being re-serialised.
+//!
+//! The scanner finds where values begin and end. It does not validate: what a JSON parser refuses (`NaN`,
+//! `-Infinity`) still has a span here, so that an engine's bad number cannot stop a reply from being forwarded.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// The text is not the shape that was asked for at this offset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("expected {expected} at byte {at}")]
+pub struct ScanError {
+    pub expected: &'static str,
+    pub at: usize,
+}
+
+/// One `"key": value` of an object, as spans of the text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// With its quotes.
+    pub key: Range<usize>,
+    pub value: Range<usize>,
+}
+
+impl Member {
+    /// True if the key, escapes resolved, is `name`.
+    #[must_use]
+    pub fn is_named(&self, text: &[u8], name: &str) -> bool {
+        let quoted = &text[self.key.clone()];
+        if quoted.contains(&b'\\') {
+            return serde_json::from_slice::<String>(quoted).is_ok_and(|key| key == name);
+        }
+        &quoted[1..quoted.len() - 1] == name.as_bytes()
+    }
+
+    /// The value's text.
+    #[must_use]
+    pub fn text<'a>(&self, text: &'a [u8]) -> &'a [u8] {
+        &text[self.value.clone()]
+    }
+}
+
+/// A span of a text to be replaced; with nothing: cut.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edit {
+    pub span: Range<usize>,
+    pub with: Cow<'static, [u8]>,
+}
+
+impl Edit {
+    /// Cuts `span`.
+    #[must_use]
+    pub const fn cut(span: Range<usize>) -> Self {
+        Self { span, with: Cow::Borrowed(b"") }
+    }
+
+    /// Puts `with` in the place of `span`.
+    #[must_use]
+    pub fn replace(span: Range<usize>, with: impl Into<Cow<'static, [u8]>>) -> Self {
+        Self { span, with: with.into() }
+    }
+}
+
+/// The text with `edits`, in ascending order and disjoint, applied.
+#[must_use]
+pub fn apply(text: &[u8], edits: &[Edit]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut copied = 0;
+    for edit in edits {
+        out.extend_from_slice(&text[copied..edit.span.start]);
+        out.extend_from_slice(&edit.with);
+        copied = edit.span.end;
+    }
+    out.extend_from_slice(&text[copied..]);
+    out
+}
+
+/// Offset of the first byte at or after `at` that is not JSON white space.
+#[must_use]
+pub fn skip_space(text: &[u8], mut at: usize) -> usize {
+    while text.get(at).is_some_and(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')) {
+        at += 1;
+    }
+    at
+}
+
+/// Members of the object that begins at or after `at`, in order, duplicates included.
+///
+/// # Errors
+/// [`ScanError`] when there is no whole object.
+pub fn members(text: &[u8], at: usize) -> Result<Vec<Member>, ScanError> {
+    let mut found = Vec::with_capacity(16);
+    let mut at = open(text, at, b'{', "an object")?;
+    if text.get(at) == Some(&b'}') {
+        return Ok(found);
+    }
+    loop {
+        if text.get(at) != Some(&b'"') {
+            return Err(ScanError { expected: "a key", at });
+        }
+        let key = at..skip_string(text, at)?;
+        at = skip_space(text, key.end);
+        if text.get(at) != Some(&b':') {
+            return Err(ScanError { expected: "':'", at });
+        }
+        at = skip_space(text, at + 1);
+        let value = at..skip_value(text, at)?;
+        at = skip_space(text, value.end);
+        found.push(Member { key, value });
+        match text.get(at) {
+            Some(b',') => at = skip_space(text, at + 1),
+            Some(b'}') => return Ok(found),
+            _ => return Err(ScanError { expected: "',' or '}'", at }),
+        }
+    }
+}
+
+/// Elements of the array that begins at or after `at`.
+///
+/// # Errors
+/// [`ScanError`] when there is no whole array.
+pub fn elements(text: &[u8], at: usize) -> Result<Vec<Range<usize>>, ScanError> {
+    let mut found = Vec::new();
+    let mut at = open(text, at, b'[', "an array")?;
+    if text.get(at) == Some(&b']') {
+        return Ok(found);
+    }
+    loop {
+        let value = at..skip_value(text, at)?;
+        at = skip_space(text, value.end);
+        found.push(value);
+        match text.get(at) {
+            Some(b',') => at = skip_space(text, at + 1),
+            Some(b']') => return Ok(found),
+            _ => return Err(ScanError { expected: "',' or ']'", at }),
+        }
+    }
+}
+
+/// The last member with this name: the one that JSON parsers keep.
+#[must_use]
+pub fn find<'a>(text: &[u8], members: &'a [Member], name: &str) -> Option<&'a Member> {
+    members.iter().rev().find(|member| member.is_named(text, name))
+}
+
+/// Adds the cuts that take the members for which `is_removed` holds, and their commas, out of one object.
+pub fn remove_members(
+    members: &[Member],
+    edits: &mut Vec<Edit>,
+    is_removed: impl Fn(&Member) -> bool,
+) {
+    let mut index = 0;
+    while index < members.len() {
+        if !is_removed(&members[index]) {
+            index += 1;
+            continue;
+        }
+        let first = index;
+        while index < members.len() && is_removed(&members[index]) {
+            index += 1;
+        }
+        let span = match (members.get(index), first.checked_sub(1)) {
+            (Some(next), _) => members[first].key.start..next.key.start,
+            (None, Some(previous)) => members[previous].value.end..members[index - 1].value.end,
+            (None, None) => members[first].key.start..members[index - 1].value.end,
+        };
+        edits.push(Edit::cut(span));
+    }
+}
+
+/// A copy in which numbers that JSON or an `f64` cannot hold are `null`, for reading; `None` if there are none.
+#[must_use]
+pub fn without_bad_numbers(text: &[u8]) -> Option<Vec<u8>> {
+    let mut edits = Vec::new();
+    let mut at = 0;
+    while at < text.len() {
+        match text[at] {
+            b'"' => at = skip_string(text, at).ok()?,
+            b'N' | b'I' | b'-' | b'+' | b'0'..=b'9' => {
+                let end = scalar_end(text, at);
+                let number = std::str::from_utf8(&text[at..end]).ok()?;
+                if !number.parse::<f64>().is_ok_and(f64::is_finite) {
+                    edits.push(Edit::replace(at..end, &b"null"[..]));
+                }
+                at = end.max(at + 1);
+            }
+            b't' | b'f' | b'n' => at = scalar_end(text, at),
+            _ => at += 1,
+        }
+    }
+    (!edits.is_empty()).then(|| apply(text, &edits))
+}
+
+fn open(text: &[u8], at: usize, bracket: u8, expected: &'static str) -> Result<usize, ScanError> {
+    let at = skip_space(text, at);
+    if text.get(at) == Some(&bracket) {
+        Ok(skip_space(text, at + 1))
+    } else {
+        Err(ScanError { expected, at })
+    }
+}
+
+fn skip_value(text: &[u8], at: usize) -> Result<usize, ScanError> {
+    match text.get(at) {
+        Some(b'"') => skip_string(text, at),
+        Some(b'{' | b'[') => skip_container(text, at),
+        _ => {
+            let end = scalar_end(text, at);
+            if end == at { Err(ScanError { expected: "a value", at }) } else { Ok(end) }
+        }
+    }
+}
+
+fn skip_container(text: &[u8], start: usize) -> Result<usize, ScanError> {
+    let mut depth = 0_usize;
+    let mut at = start;
+    while let Some(byte) = text.get(at) {
+        match byte {
+            b'"' => {
+                at = skip_string(text, at)?;
+                continue;
+            }
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => {
+                depth -= 1;
+                if depth == 0 {
+                    return Ok(at + 1);
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    Err(ScanError { expected: "the end of a value", at })
+}
+
+fn skip_string(text: &[u8], start: usize) -> Result<usize, ScanError> {
+    let mut at = start + 1;
+    while let Some(byte) = text.get(at) {
+        match byte {
+            b'"' => return Ok(at + 1),
+            b'\\' => at += 2,
+            _ => at += 1,
+        }
+    }
+    Err(ScanError { expected: "the end of a string", at: text.len() })
+}
+
+fn scalar_end(text: &[u8], start: usize) -> usize {
+    let is_end = |byte: &u8| matches!(byte, b',' | b'}' | b']' | b':' | b' ' | b'\t' | b'\n' | b'\r' | b'"');
+    text[start..].iter().position(is_end).map_or(text.len(), |length| start + length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Map, Value};
+
+    fn value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            "[ -~é\u{1F389}\\\\\"\n]{0,12}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(3, 32, 5, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
+                prop::collection::vec(("[a-e\\\\\"]{0,3}", inner), 0..5)
+                    .prop_map(|members| Value::Object(members.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn cutting_then_parsing_equals_parsing_then_deleting(
+            members_in in prop::collection::vec(("[a-f\\\\\"é]{1,2}", value()), 0..8),
+            removed in prop::collection::vec(any::<bool>(), 8),
+            is_pretty in any::<bool>(),
+        ) {
+            let object: Map<String, Value> = members_in.into_iter().collect();
+            let text = if is_pretty {
+                serde_json::to_vec_pretty(&object).unwrap()
+            } else {
+                serde_json::to_vec(&object).unwrap()
+            };
+            let names: Vec<&String> =
+                object.keys().zip(&removed).filter(|(_, gone)| **gone).map(|(key, _)| key).collect();
+            let spans = members(&text, 0).unwrap();
+            prop_assert_eq!(spans.len(), object.len());
+            let mut edits = Vec::new();
+            remove_members(&spans, &mut edits, |m| names.iter().any(|name| m.is_named(&text, name)));
+            let mut expected = object.clone();
+            for name in &names {
+                expected.shift_remove(*name);
+            }
+            let cut: Map<String, Value> = serde_json::from_slice(&apply(&text, &edits)).unwrap();
+            prop_assert_eq!(&cut, &expected);
+            if !is_pretty {
+                prop_assert_eq!(apply(&text, &edits), serde_json::to_vec(&expected).unwrap());
+            }
+        }
+
+        #[test]
+        fn scanning_arbitrary_bytes_never_panics(text in prop::collection::vec(any::<u8>(), 0..64)) {
+            let _ = members(&text, 0);
+            let _ = elements(&text, 0);
+            let _ = without_bad_numbers(&text);
+        }
+    }
+
+    #[test]
+    fn c07_numbers_that_are_not_json_become_null_in_the_copy_that_is_read() {
+        let text = br#"{"a":-Infinity,"b":[NaN,1e999,-0.5,"NaN"],"c":null,"d":true}"#;
+        let clean = without_bad_numbers(text).expect("bad numbers");
+        assert_eq!(
+            serde_json::from_slice::<Value>(&clean).expect("JSON"),
+            serde_json::json!({"a": null, "b": [null, null, -0.5, "NaN"], "c": null, "d": true})
+        );
+        assert_eq!(without_bad_numbers(br#"{"a":-1.5e3,"b":"NaN"}"#), None);
+    }
+}

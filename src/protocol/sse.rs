@@ -1,0 +1,332 @@
+//! Incremental parser of server-sent events (HTML standard, section 9.2.6) that keeps the original bytes.
+//!
+//! Line ends are LF, CR and CRLF in any mix; text is never decoded here, so a character cut by a read is whole
+//! again in its event. An event is handed out when its blank line arrives.
+
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
+
+use super::json::Edit;
+
+/// One block of a stream, up to and including its blank line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// The original bytes. Joined over all events of a stream they are the stream.
+    pub raw: Bytes,
+    /// Where the `data` lines' values lie in `raw`. Empty: the block only has comments or other fields, and the
+    /// standard dispatches nothing.
+    data: Vec<Range<usize>>,
+    /// Value of the `event` field; empty when there was none.
+    pub name: String,
+    /// The last event id so far.
+    pub id: String,
+    /// Value of the `retry` field, milliseconds.
+    pub retry: Option<u64>,
+    /// The stream ended before this event's blank line. The standard discards it; a proxy must not.
+    pub is_unterminated: bool,
+}
+
+impl Event {
+    /// True if a client would be given this block as an event.
+    #[must_use]
+    pub fn has_data(&self) -> bool {
+        !self.data.is_empty()
+    }
+
+    /// The `data` lines joined by LF. No copy when there is one.
+    #[must_use]
+    pub fn data(&self) -> Bytes {
+        match self.data.as_slice() {
+            [] => Bytes::new(),
+            [one] => self.raw.slice(one.clone()),
+            lines => {
+                let lines: Vec<&[u8]> = lines.iter().map(|line| &self.raw[line.clone()]).collect();
+                Bytes::from(lines.join(&b'\n'))
+            }
+        }
+    }
+
+    /// The original bytes with `edits`, whose spans are offsets into [`Event::data`], applied.
+    #[must_use]
+    pub fn edited(&self, edits: &[Edit]) -> Bytes {
+        if edits.is_empty() {
+            return self.raw.clone();
+        }
+        let mut out = Vec::with_capacity(self.raw.len());
+        let mut copied = 0;
+        let mut line_start = 0;
+        for line in &self.data {
+            let line_end = line_start + line.len();
+            for edit in edits {
+                let start = edit.span.start.max(line_start);
+                let end = edit.span.end.min(line_end);
+                let starts_here = (line_start..=line_end).contains(&edit.span.start);
+                if start > end || (start == end && !starts_here) {
+                    continue;
+                }
+                out.extend_from_slice(&self.raw[copied..line.start + start - line_start]);
+                if starts_here {
+                    out.extend_from_slice(&edit.with);
+                }
+                copied = line.start + end - line_start;
+            }
+            line_start = line_end + 1;
+        }
+        out.extend_from_slice(&self.raw[copied..]);
+        Bytes::from(out)
+    }
+}
+
+/// The parser. Feed with [`Parser::push`], take with [`Parser::next_event`] until `None`, end with [`Parser::finish`].
+#[derive(Debug, Default)]
+pub struct Parser {
+    /// Bytes of the block in progress.
+    buffer: BytesMut,
+    /// `buffer[..scanned]` holds whole lines and looked-at bytes of the current one: no byte is looked at twice.
+    scanned: usize,
+    line_start: usize,
+    /// The last byte was a CR that ended a line: an LF that follows belongs to it.
+    after_cr: bool,
+    past_start: bool,
+    fields: Fields,
+    last_id: String,
+}
+
+#[derive(Debug, Default)]
+struct Fields {
+    data: Vec<Range<usize>>,
+    name: String,
+    retry: Option<u64>,
+}
+
+impl Parser {
+    /// A parser at the start of a stream.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds bytes of the stream.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// Bytes of the block that is not complete yet.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// Takes the bytes of the incomplete block as they are. The parser must not be used for this stream afterwards.
+    pub fn take_pending(&mut self) -> Bytes {
+        self.buffer.split().freeze()
+    }
+
+    /// The next complete block, if there is one.
+    pub fn next_event(&mut self) -> Option<Event> {
+        while self.scanned < self.buffer.len() {
+            let byte = self.buffer[self.scanned];
+            self.scanned += 1;
+            let follows_cr = std::mem::take(&mut self.after_cr);
+            match byte {
+                b'\n' if follows_cr => {
+                    self.line_start = self.scanned;
+                    continue;
+                }
+                b'\n' | b'\r' => {}
+                _ => continue,
+            }
+            let line = self.line_start..self.scanned - 1;
+            if byte == b'\r' {
+                if self.buffer.get(self.scanned) == Some(&b'\n') {
+                    self.scanned += 1;
+                } else {
+                    self.after_cr = true;
+                }
+            }
+            self.line_start = self.scanned;
+            if self.end_line(line) {
+                return Some(self.dispatch(false));
+            }
+        }
+        None
+    }
+
+    /// What is left at the end of the stream: a block without its blank line.
+    pub fn finish(&mut self) -> Option<Event> {
+        if self.buffer.is_empty() {
+            return None;
+        }
+        let line = self.line_start..self.buffer.len();
+        if !line.is_empty() {
+            self.end_line(line);
+        }
+        self.scanned = self.buffer.len();
+        Some(self.dispatch(true))
+    }
+
+    /// Reads a line. True if it is blank: the block ends.
+    fn end_line(&mut self, mut line: Range<usize>) -> bool {
+        if !self.past_start {
+            self.past_start = true;
+            if self.buffer[line.clone()].starts_with(b"\xEF\xBB\xBF") {
+                line.start += 3;
+            }
+        }
+        if line.is_empty() {
+            return true;
+        }
+        let text = &self.buffer[line.clone()];
+        let colon = text.iter().position(|&byte| byte == b':');
+        let field = &text[..colon.unwrap_or(text.len())];
+        let mut value = line.start + colon.map_or(text.len(), |at| at + 1)..line.end;
+        if self.buffer.get(value.start) == Some(&b' ') && !value.is_empty() {
+            value.start += 1;
+        }
+        let content = &self.buffer[value.clone()];
+        match field {
+            b"data" => self.fields.data.push(value),
+            b"event" => self.fields.name = String::from_utf8_lossy(content).into_owned(),
+            b"id" if !content.contains(&0) => {
+                self.last_id = String::from_utf8_lossy(content).into_owned();
+            }
+            b"retry" => {
+                let is_number = !content.is_empty() && content.iter().all(u8::is_ascii_digit);
+                if let (true, Ok(text)) = (is_number, std::str::from_utf8(content)) {
+                    self.fields.retry = text.parse().ok();
+                }
+            }
+            _ => {}
+        }
+        false
+    }
+
+    fn dispatch(&mut self, is_unterminated: bool) -> Event {
+        let raw = self.buffer.split_to(self.scanned).freeze();
+        self.scanned = 0;
+        self.line_start = 0;
+        let fields = std::mem::take(&mut self.fields);
+        Event {
+            raw,
+            data: fields.data,
+            name: fields.name,
+            id: self.last_id.clone(),
+            retry: fields.retry,
+            is_unterminated,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CORNER_CASES: &[u8] = include_bytes!("../../tests/fixtures/wire/sse_corner_cases.sse");
+    const EXPECTED: &[u8] = include_bytes!("../../tests/fixtures/wire/sse_corner_cases.expected.json");
+
+    fn parse(pieces: &[&[u8]]) -> Vec<Event> {
+        let mut parser = Parser::new();
+        let mut events = Vec::new();
+        for piece in pieces {
+            parser.push(piece);
+            while let Some(event) = parser.next_event() {
+                events.push(event);
+            }
+        }
+        events.extend(parser.finish());
+        events
+    }
+
+    fn joined(events: &[Event]) -> Vec<u8> {
+        events.iter().flat_map(|event| event.raw.to_vec()).collect()
+    }
+
+    fn seen(events: &[Event]) -> Vec<(String, Vec<u8>, String, Option<u64>, bool)> {
+        let named = |event: &Event| {
+            if event.name.is_empty() { "message".to_owned() } else { event.name.clone() }
+        };
+        events
+            .iter()
+            .filter(|event| event.has_data())
+            .map(|e| (named(e), e.data().to_vec(), e.id.clone(), e.retry, e.is_unterminated))
+            .collect()
+    }
+
+    fn expected() -> Vec<(String, Vec<u8>, String, Option<u64>, bool)> {
+        let list: Vec<serde_json::Value> = serde_json::from_slice(EXPECTED).expect("fixture");
+        list.iter()
+            .map(|event| {
+                (
+                    event["event"].as_str().expect("event").to_owned(),
+                    event["data"].as_str().expect("data").as_bytes().to_vec(),
+                    event["id"].as_str().expect("id").to_owned(),
+                    event["retry"].as_u64(),
+                    event["unterminated"] == true,
+                )
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a01_a02_corner_cases_cut_at_every_byte() {
+        for cut in 0..=CORNER_CASES.len() {
+            let events = parse(&[&CORNER_CASES[..cut], &CORNER_CASES[cut..]]);
+            assert_eq!(seen(&events), expected(), "cut at {cut}");
+            assert_eq!(joined(&events), CORNER_CASES, "cut at {cut}");
+        }
+        let bytes: Vec<&[u8]> = CORNER_CASES.chunks(1).collect();
+        let events = parse(&bytes);
+        assert_eq!(seen(&events), expected());
+        assert_eq!(joined(&events), CORNER_CASES);
+    }
+
+    #[test]
+    fn a02_every_line_end_gives_each_event_when_its_blank_line_arrives() {
+        for end in ["\n", "\r\n", "\r"] {
+            let mut parser = Parser::new();
+            for n in 0..3 {
+                parser.push(format!("data: {n}{end}").as_bytes());
+                assert_eq!(parser.next_event(), None);
+                parser.push(end.as_bytes());
+                let event = std::iter::from_fn(|| parser.next_event()).find(Event::has_data);
+                assert_eq!(event.expect("complete").data(), format!("{n}"));
+            }
+            assert!(parser.finish().is_none_or(|event| !event.has_data()), "{end:?}");
+        }
+    }
+
+    #[test]
+    fn edits_reach_through_the_lines_of_a_multi_line_event() {
+        let events = parse(&[b"data: {\"a\":1,\ndata: \"b\":2,\ndata: \"c\":3}\n\n"]);
+        let data = events[0].data();
+        let strip = |keys: &[&str]| {
+            let members = crate::protocol::json::members(&data, 0).expect("object");
+            let mut edits = Vec::new();
+            crate::protocol::json::remove_members(&members, &mut edits, |member| {
+                keys.iter().any(|key| member.is_named(&data, key))
+            });
+            let mut parser = Parser::new();
+            parser.push(&events[0].edited(&edits));
+            let event = parser.next_event().expect("still one event");
+            serde_json::from_slice::<serde_json::Value>(&event.data()).expect("still JSON")
+        };
+        assert_eq!(strip(&["b"]), serde_json::json!({"a": 1, "c": 3}));
+        assert_eq!(strip(&["a", "b"]), serde_json::json!({"c": 3}));
+        assert_eq!(strip(&["b", "c"]), serde_json::json!({"a": 1}));
+    }
+
+    #[test]
+    fn a15_a_large_event_is_scanned_once() {
+        let mut parser = Parser::new();
+        parser.push(b"data: \"");
+        let piece = vec![b'x'; 64 * 1024];
+        for _ in 0..128 {
+            parser.push(&piece);
+            assert_eq!(parser.next_event(), None);
+            assert_eq!(parser.scanned, parser.buffer.len());
+        }
+        parser.push(b"\"\n\n");
+        assert_eq!(parser.next_event().expect("whole").data().len(), 128 * piece.len() + 2);
+    }
+}

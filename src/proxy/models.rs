@@ -1,0 +1,86 @@
+//! The routes besides model calls: models, health, metrics, and what does not exist.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Method, StatusCode, Uri, header};
+
+use super::{Shared, reply};
+use crate::protocol::error::{ApiError, ErrorType};
+use crate::upstream::{self, UpstreamReply};
+
+const MAX_MODELS_BYTES: usize = 4 * 1024 * 1024;
+const READY_LIMIT: Duration = Duration::from_secs(5);
+
+/// `GET /v1/models`: the upstream's list.
+pub(super) async fn models(State(shared): State<Shared>, headers: HeaderMap) -> Response {
+    match ask_models(&shared, &headers).await {
+        Ok((status, headers, body)) => reply::whole(status, headers, body),
+        Err(message) => reply::error(&ApiError::new(502, ErrorType::Upstream, "upstream_error", message)),
+    }
+}
+
+async fn ask_models(
+    shared: &Shared,
+    headers: &HeaderMap,
+) -> Result<(StatusCode, HeaderMap, Bytes), String> {
+    let upstream = &shared.inner.upstream;
+    let sent = upstream.send(Method::GET, "/models", None, headers, Bytes::new()).await;
+    let UpstreamReply { status, headers, mut body } = sent.map_err(|error| error.to_string())?;
+    let mut text = BytesMut::new();
+    while let Some(piece) = body.next(MAX_MODELS_BYTES).await {
+        text.extend_from_slice(&piece.map_err(|error| error.to_string())?);
+        if text.len() > MAX_MODELS_BYTES {
+            return Err("the upstream's list of models is longer than 4 MiB".to_owned());
+        }
+    }
+    let headers = upstream::forward_reply_headers(&headers);
+    Ok((status, headers, upstream.without_key(text.freeze())))
+}
+
+/// `GET /healthz`: this process answers.
+pub(super) async fn healthz() -> &'static str {
+    "ok\n"
+}
+
+/// `GET /readyz`: the upstream answers too, and new calls are let in.
+pub(super) async fn readyz(State(shared): State<Shared>) -> Response {
+    if shared.inner.closing.is_cancelled() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n").into_response();
+    }
+    let headers = HeaderMap::new();
+    match tokio::time::timeout(READY_LIMIT, ask_models(&shared, &headers)).await {
+        Ok(Ok((status, _, _))) if status.is_success() => "ready\n".into_response(),
+        Ok(Ok((status, _, _))) => {
+            (StatusCode::SERVICE_UNAVAILABLE, format!("the upstream answers {status}\n")).into_response()
+        }
+        Ok(Err(message)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{message}\n")).into_response(),
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the upstream does not answer\n").into_response(),
+    }
+}
+
+/// `GET /metrics`, for Prometheus.
+pub(super) async fn metrics(State(shared): State<Shared>) -> Response {
+    match &shared.inner.options.render_metrics {
+        Some(render) => {
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], render()).into_response()
+        }
+        None => not_found(Method::GET, Uri::from_static("/metrics")).await,
+    }
+}
+
+/// What does not exist, with a hint.
+pub(super) async fn not_found(method: Method, uri: Uri) -> Response {
+    let path = uri.path();
+    let hint = if path.contains("/v1/v1") || path.contains("//") {
+        "the base URL has a /v1 or a slash too many"
+    } else if path.ends_with("/chat/completions") && !path.contains("/v1/") {
+        "the base URL lacks its /v1"
+    } else {
+        "this proxy serves POST /v1/chat/completions and GET /v1/models"
+    };
+    let message = format!("there is no {method} {path} here: {hint}");
+    reply::error(&ApiError::new(404, ErrorType::NotFound, "not_found", message))
+}

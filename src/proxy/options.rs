@@ -1,0 +1,102 @@
+//! What the proxy is told at start.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::session::SessionSampling;
+use crate::config;
+use crate::upstream::dialect::Wanted;
+
+/// Renders the metrics page.
+pub type RenderMetrics = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// Whose calls are served.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Mode {
+    /// Anybody's: sessions are made as they are named.
+    StandAlone {
+        /// Whether lego replaces the harness's sampling.
+        sampling: SessionSampling,
+        /// Names that harnesses ask for, and the upstream's name for each; others pass through.
+        model_map: BTreeMap<String, String>,
+    },
+    /// Only those of sessions that a trainer opened. Every name is answered by this model of the upstream's.
+    Trainer { policy_model: String },
+}
+
+/// Options of a proxy. [`ProxyOptions::new`] has the defaults of `proxy_config.json`.
+#[derive(Clone)]
+pub struct ProxyOptions {
+    pub mode: Mode,
+    pub wanted: Wanted,
+    /// False: a call that rewrites its session's history is answered with 409.
+    pub history_rewrite_tolerance: bool,
+    /// Most bytes of a reply held at once: what is taken from the upstream for one write to the client, and what is
+    /// held back until a call is durable.
+    pub stream_buffer_bytes: usize,
+    /// Longest wait for usage and terminator before a call is committed without them.
+    pub commit_wait: Duration,
+    /// While the upstream is silent, a streaming client gets a no-op event this often.
+    pub keep_alive: Option<Duration>,
+    pub max_body_bytes: usize,
+    pub max_in_flight: usize,
+    pub shutdown_grace: Duration,
+    /// Names under which the proxy may be called besides loopback ones.
+    pub allowed_hosts: Vec<String>,
+    /// Clients must send this as their API key.
+    pub client_token: Option<String>,
+    /// `None`: `/metrics` answers 404.
+    pub render_metrics: Option<RenderMetrics>,
+}
+
+impl ProxyOptions {
+    /// The options that a config file gives; `client_token` is the value of its variable.
+    #[must_use]
+    pub fn from_config(config: &config::Proxy, mode: Mode, client_token: Option<String>) -> Self {
+        Self {
+            mode,
+            wanted: Wanted { token_ids: config.capture_token_ids, logprobs: config.capture_logprobs },
+            history_rewrite_tolerance: config.history_rewrite_tolerance,
+            stream_buffer_bytes: config.stream_buffer_size,
+            commit_wait: config.commit_wait(),
+            keep_alive: config.keep_alive(),
+            max_body_bytes: config.max_body_bytes,
+            max_in_flight: config.max_in_flight,
+            shutdown_grace: Duration::from_millis(config.shutdown_grace_ms),
+            allowed_hosts: vec![config.listen_host.clone()],
+            client_token,
+            render_metrics: None,
+        }
+    }
+
+    /// The defaults of `proxy_config.json`.
+    #[must_use]
+    pub fn new(mode: Mode) -> Self {
+        Self::from_config(&config::Proxy::default(), mode, None)
+    }
+
+    /// Stand-alone capture: sampling and model names pass through.
+    #[must_use]
+    pub fn stand_alone() -> Self {
+        Self::new(Mode::StandAlone {
+            sampling: SessionSampling::PassThrough,
+            model_map: BTreeMap::new(),
+        })
+    }
+
+    /// A trainer's proxy.
+    #[must_use]
+    pub fn trainer(policy_model: impl Into<String>) -> Self {
+        Self::new(Mode::Trainer { policy_model: policy_model.into() })
+    }
+
+    /// The upstream's model for a requested name; `None`: the name passes through.
+    pub(super) fn upstream_model(&self, requested: &str) -> Option<&str> {
+        match &self.mode {
+            Mode::StandAlone { model_map, .. } => model_map.get(requested).map(String::as_str),
+            Mode::Trainer { policy_model } => Some(policy_model),
+        }
+    }
+
+}

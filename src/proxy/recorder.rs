@@ -1,0 +1,398 @@
+//! What is captured of one call, and its way to the store. Dropped before its end, it records that too.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use serde_json::value::RawValue;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use super::session::Session;
+use super::{Inner, verdict};
+use crate::protocol::chat::{Choice, Fed, Reply, Request};
+use crate::record::{
+    Call, CallId, CallStatus, CapturedToolCall, ClientApi, IdsSource, SCHEMA_VERSION, SinkError, Usage,
+    WeightSource, WeightSpan,
+};
+use crate::upstream::dialect::Prepared;
+
+/// One call from its admission until it is durable.
+pub(super) struct Recorder {
+    inner: Arc<Inner>,
+    session: Arc<Session>,
+    /// Keep the session and the proxy from ending before the call is durable.
+    tokens: (TaskTrackerToken, TaskTrackerToken),
+    _slot: Option<OwnedSemaphorePermit>,
+    pub(super) call_id: CallId,
+    pub(super) request: Request,
+    pub(super) prepared: Prepared,
+    pub(super) attempt: u16,
+    pub(super) http_status: u16,
+    pub(super) conversation_id: Option<String>,
+    /// What is said in addition to the verdict.
+    pub(super) more_reasons: Vec<String>,
+    pub(super) reply: Reply,
+    received: Instant,
+    received_at: i64,
+    ttft_us: Option<u64>,
+    version_at_start: Option<u64>,
+    /// Data of the stream's events, or the whole body.
+    response: Response,
+    unreadable: Option<String>,
+    committed: BTreeSet<u16>,
+    is_done: bool,
+}
+
+enum Response {
+    None,
+    Events(Vec<Bytes>),
+    Body(Bytes),
+}
+
+impl Recorder {
+    pub(super) fn new(
+        inner: Arc<Inner>,
+        session: Arc<Session>,
+        slot: OwnedSemaphorePermit,
+        request: Request,
+        prepared: Prepared,
+    ) -> Self {
+        metrics::gauge!("lego_proxy_calls_in_flight").increment(1.0);
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self {
+            tokens: (session.token(), inner.running.token()),
+            _slot: Some(slot),
+            call_id: CallId::now(),
+            request,
+            prepared,
+            attempt: 1,
+            http_status: 0,
+            conversation_id: None,
+            more_reasons: Vec::new(),
+            reply: Reply::default(),
+            received: Instant::now(),
+            received_at: i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX),
+            ttft_us: None,
+            version_at_start: session.spec.policy_version.as_ref().map(|version| version().0),
+            response: Response::None,
+            unreadable: None,
+            committed: BTreeSet::new(),
+            is_done: false,
+            inner,
+            session,
+        }
+    }
+
+    /// Reads a copy of a stream's event.
+    pub(super) fn event(&mut self, data: &Bytes) -> Fed {
+        match &mut self.response {
+            Response::Events(events) => events.push(data.clone()),
+            response => *response = Response::Events(vec![data.clone()]),
+        }
+        self.read(data)
+    }
+
+    /// Reads a copy of a whole body.
+    pub(super) fn body(&mut self, body: &Bytes) {
+        self.response = Response::Body(body.clone());
+        self.read(body);
+    }
+
+    /// Keeps an error's body without reading it as a reply.
+    pub(super) fn error_body(&mut self, body: &Bytes) {
+        self.response = Response::Body(body.clone());
+    }
+
+    /// A part of the reply could not be read: forwarded, not trainable.
+    pub(super) fn unreadable(&mut self, why: String) {
+        self.unreadable.get_or_insert(why);
+    }
+
+    /// The first byte of the reply goes to the client.
+    pub(super) fn first_byte(&mut self) {
+        self.ttft_us.get_or_insert_with(|| micros(self.received));
+    }
+
+    /// True once everything is handed to the store.
+    pub(super) const fn is_done(&self) -> bool {
+        self.is_done
+    }
+
+    /// How a call ended whose reply came to its end, and what to say about it.
+    pub(super) fn outcome(&self) -> (CallStatus, Option<String>) {
+        if let Some(why) = &self.unreadable {
+            (CallStatus::ParseError, Some(why.clone()))
+        } else if let Some(error) = &self.reply.error {
+            (CallStatus::UpstreamError, Some(error.clone()))
+        } else if self.reply.is_finished(self.request.n) {
+            (CallStatus::Ok, None)
+        } else {
+            (CallStatus::Truncated, Some("the upstream ended its reply before finish_reason".to_owned()))
+        }
+    }
+
+    /// Stores every choice that is not stored yet. Returns when they are durable.
+    pub(super) async fn commit(&mut self, status: CallStatus, error: Option<String>) -> Result<(), SinkError> {
+        let calls = self.take_all(status, error);
+        self.store(calls, status).await
+    }
+
+    /// Stores the choices that have their finish reason, while others go on.
+    pub(super) async fn commit_finished(&mut self) -> Result<(), SinkError> {
+        let finished = |(index, choice): (&u16, &Choice)| choice.finish_reason.is_some().then_some(*index);
+        let finished: Vec<u16> = self.reply.choices.iter().filter_map(finished).collect();
+        let calls = self.calls(&finished, CallStatus::Ok, None);
+        self.store(calls, CallStatus::Ok).await
+    }
+
+    /// Builds what is left and closes the recorder.
+    fn take_all(&mut self, status: CallStatus, error: Option<String>) -> Vec<Call> {
+        self.is_done = true;
+        let mut choices: Vec<u16> = self.reply.choices.keys().copied().collect();
+        if choices.is_empty() && self.committed.is_empty() {
+            choices.push(0);
+        }
+        metrics::gauge!("lego_proxy_calls_in_flight").decrement(1.0);
+        metrics::counter!("lego_proxy_calls_total", "status" => status.as_str()).increment(1);
+        metrics::histogram!("lego_proxy_call_seconds").record(self.received.elapsed().as_secs_f64());
+        self.calls(&choices, status, error)
+    }
+
+    /// Appends in a task of its own, so that it goes on if the client leaves meanwhile.
+    async fn store(&self, calls: Vec<Call>, status: CallStatus) -> Result<(), SinkError> {
+        if calls.is_empty() {
+            return Ok(());
+        }
+        let failure = self.failure(status, &calls);
+        let append = append(Arc::clone(&self.inner), Arc::clone(&self.session), self.tokens.clone(), calls, failure);
+        match tokio::spawn(append).await {
+            Ok(result) => result,
+            Err(error) => Err(SinkError::Io { place: "the capture".to_owned(), reason: error.to_string() }),
+        }
+    }
+
+    /// What a trainer should know as broken machinery.
+    fn failure(&self, status: CallStatus, calls: &[Call]) -> Option<String> {
+        let is_clients_fault = matches!(self.http_status, 400 | 413 | 422);
+        let is_broken = match status {
+            CallStatus::UpstreamError => !is_clients_fault,
+            CallStatus::Truncated | CallStatus::Timeout => true,
+            _ => false,
+        };
+        let error = calls.first().and_then(|call| call.error.as_deref()).unwrap_or_default();
+        is_broken.then(|| format!("call {}: {}: {error}", self.call_id, status.as_str()))
+    }
+
+    fn read(&mut self, data: &[u8]) -> Fed {
+        match self.reply.feed(data) {
+            Ok(fed) => fed,
+            Err(error) => {
+                self.unreadable(error.to_string());
+                Fed::default()
+            }
+        }
+    }
+
+    /// Records of these choices, which count as stored from now on.
+    fn calls(&mut self, choices: &[u16], status: CallStatus, error: Option<String>) -> Vec<Call> {
+        let sampled: usize =
+            self.reply.choices.values().filter_map(|choice| choice.token_ids.as_ref()).map(Vec::len).sum();
+        let response = self.response_json();
+        let missing = Choice::default();
+        let mut calls = Vec::new();
+        for &index in choices {
+            if !self.committed.insert(index) {
+                continue;
+            }
+            let choice = self.reply.choices.get(&index).unwrap_or(&missing);
+            let mut call = self.call(index, choice, status, error.clone());
+            call.response = response.clone();
+            let constrained = self.request.is_constrained;
+            call.not_trainable_reasons = verdict::reasons(&call, sampled as u64, constrained);
+            call.not_trainable_reasons.extend(self.more_reasons.iter().cloned());
+            call.trainable = call.not_trainable_reasons.is_empty();
+            calls.push(call);
+        }
+        calls
+    }
+
+    fn call(&self, index: u16, choice: &Choice, status: CallStatus, error: Option<String>) -> Call {
+        let spec = &self.session.spec;
+        let kind = self.inner.upstream.kind();
+        let source = |has_ids: bool| if has_ids { IdsSource::Engine } else { IdsSource::Absent };
+        let (weight_spans, weight_source) = self.weights(choice);
+        let upstream_request = (self.prepared.body != *self.request.body()).then(|| raw(&self.prepared.body));
+        Call {
+            schema_version: SCHEMA_VERSION,
+            call_id: self.call_id,
+            choice_index: index,
+            session_id: spec.session_id.clone(),
+            trial_id: spec.trial_id.clone(),
+            task_id: spec.task_id.clone(),
+            parent_call_id: None,
+            attempt: self.attempt,
+            retry_of: None,
+            kind: spec.kind,
+            harness: spec.harness.clone(),
+            harness_version: None,
+            harness_conversation_id: self.conversation_id.clone(),
+            http_status: self.http_status,
+            tokenizer_sha256: None,
+            template_sha256: None,
+            client_api: ClientApi::OpenaiChat,
+            client_stream: self.request.is_stream,
+            upstream_kind: kind,
+            upstream_api: ClientApi::OpenaiChat,
+            model_requested: self.request.model.clone(),
+            model_served: self.reply.model.clone(),
+            received_at: self.received_at,
+            ttft_us: self.ttft_us,
+            duration_us: micros(self.received),
+            client_request: Some(raw(self.request.body())),
+            upstream_request,
+            response: None,
+            prompt_token_ids: self.reply.prompt_token_ids.clone(),
+            prompt_ids_source: source(self.reply.prompt_token_ids.is_some()),
+            completion_token_ids: choice.token_ids.clone(),
+            completion_ids_source: source(choice.token_ids.is_some()),
+            completion_logprobs: choice.logprobs.clone(),
+            logprob_semantics: self.prepared.logprob_semantics,
+            sampling_requested: self.prepared.sampling_requested.clone(),
+            sampling_sent: self.prepared.sampling_sent.clone(),
+            weight_spans,
+            weight_source,
+            text: self.reply.choices.contains_key(&index).then(|| choice.text.clone()),
+            tool_calls: (!choice.tool_calls.is_empty()).then(|| tool_calls(choice)),
+            finish_reason: choice.finish_reason.clone(),
+            usage: self.reply.usage.map(|usage| Usage {
+                prompt_tokens: usage.prompt_tokens,
+                completion_tokens: usage.completion_tokens,
+                cached_tokens: usage.cached_tokens,
+                reasoning_tokens: usage.reasoning_tokens,
+            }),
+            status,
+            error,
+            trainable: false,
+            not_trainable_reasons: Vec::new(),
+        }
+    }
+
+    /// Which weights sampled: the reply says, or lego's clock does if it stood still during the call.
+    fn weights(&self, choice: &Choice) -> (Option<Vec<WeightSpan>>, WeightSource) {
+        if let Some(spans) = &choice.weight_versions {
+            let spans = spans.iter().map(|span| WeightSpan {
+                version: span.version.clone(),
+                start: span.start,
+                end: span.end,
+            });
+            return (Some(spans.collect()), WeightSource::ReplySpans);
+        }
+        let now = self.session.spec.policy_version.as_ref().map(|version| version().0);
+        match (self.version_at_start, now, &choice.token_ids) {
+            (Some(start), Some(end), Some(ids)) if start == end => {
+                let end = u32::try_from(ids.len()).unwrap_or(u32::MAX);
+                let span = WeightSpan { version: start.to_string(), start: 0, end };
+                (Some(vec![span]), WeightSource::LegoClock)
+            }
+            _ => (None, WeightSource::Unknown),
+        }
+    }
+
+    fn response_json(&self) -> Option<Box<RawValue>> {
+        match &self.response {
+            Response::None => None,
+            Response::Body(body) => Some(raw(body)),
+            Response::Events(events) => {
+                let mut list = String::from("[");
+                for (index, event) in events.iter().enumerate() {
+                    if index > 0 {
+                        list.push(',');
+                    }
+                    match serde_json::from_slice::<&RawValue>(event) {
+                        Ok(json) => list.push_str(json.get()),
+                        Err(_) => list.push_str(&as_string(event)),
+                    }
+                }
+                list.push(']');
+                Some(raw(list.as_bytes()))
+            }
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        if self.is_done {
+            return;
+        }
+        let is_ours = self.session.closed().is_cancelled();
+        let (status, why) = if is_ours {
+            (CallStatus::Aborted, "the session was closed while the call ran")
+        } else {
+            (CallStatus::ClientDisconnect, "the client went away before the end of the reply")
+        };
+        let calls = self.take_all(status, Some(why.to_owned()));
+        let inner = Arc::clone(&self.inner);
+        let work = append(inner, Arc::clone(&self.session), self.tokens.clone(), calls, None);
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn(work)),
+            Err(_) => tracing::error!(call_id = %self.call_id, "no runtime to record a dropped call in"),
+        }
+    }
+}
+
+/// Appends calls, then tells the session. The tokens are held until then.
+async fn append(
+    inner: Arc<Inner>,
+    session: Arc<Session>,
+    tokens: (TaskTrackerToken, TaskTrackerToken),
+    calls: Vec<Call>,
+    failure: Option<String>,
+) -> Result<(), SinkError> {
+    let kept: Vec<Arc<Call>> = calls.iter().cloned().map(Arc::new).collect();
+    let result = inner.sink.append(calls).await;
+    match &result {
+        Ok(()) => {
+            let tokens = kept.iter().filter_map(|call| call.completion_token_ids.as_ref()).map(Vec::len).sum();
+            metrics::counter!("lego_proxy_captured_tokens_total").increment(count(tokens));
+            session.keep(kept, failure);
+        }
+        Err(error) => {
+            metrics::counter!("lego_proxy_capture_failures_total").increment(1);
+            tracing::error!(%error, "a call could not be captured");
+            session.keep(Vec::new(), Some(format!("capture: {error}")));
+        }
+    }
+    drop(tokens);
+    result
+}
+
+fn count(tokens: usize) -> u64 {
+    u64::try_from(tokens).unwrap_or(u64::MAX)
+}
+
+fn micros(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
+}
+
+fn tool_calls(choice: &Choice) -> Vec<CapturedToolCall> {
+    let capture = |call: &crate::protocol::chat::ToolCall| CapturedToolCall {
+        id: call.id.clone(),
+        name: call.name.clone(),
+        arguments_valid_json: serde_json::from_str::<serde::de::IgnoredAny>(&call.arguments).is_ok(),
+        arguments: call.arguments.clone(),
+    };
+    choice.tool_calls.iter().map(capture).collect()
+}
+
+/// Bytes as JSON: as they are when they are JSON, else as a string.
+fn raw(bytes: &[u8]) -> Box<RawValue> {
+    let own = String::from_utf8(bytes.to_vec()).ok().and_then(|text| RawValue::from_string(text).ok());
+    own.unwrap_or_else(|| RawValue::from_string(as_string(bytes)).unwrap_or_default())
+}
+
+fn as_string(bytes: &[u8]) -> String {
+    serde_json::Value::from(String::from_utf8_lossy(bytes)).to_string()
+}

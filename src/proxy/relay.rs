@@ -1,0 +1,350 @@
+//! A stream passed through live: the client's reads pull it, a parsed copy goes to the recorder, the held event
+//! waits for the store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::chat::{self as handler, Sending};
+use super::recorder::Recorder;
+use super::{Inner, whole};
+use crate::protocol::chat;
+use crate::protocol::error::{ApiError, ErrorType};
+use crate::protocol::sse::{Event, Parser};
+use crate::record::CallStatus;
+use crate::upstream::{UpstreamBody, UpstreamError, UpstreamReply};
+
+/// An event that is longer cannot be read: from there the stream passes untouched and unread.
+const MAX_EVENT_BYTES: usize = 64 * 1024 * 1024;
+
+/// The relay of one call. [`Relay::next`] gives what the client may have.
+pub(super) struct Relay {
+    inner: Arc<Inner>,
+    recorder: Recorder,
+    source: Source,
+    abort: CancellationToken,
+    parser: Parser,
+    /// What the client may have now.
+    ready: BytesMut,
+    /// From the first held event on: what waits for the call to be durable.
+    held: BytesMut,
+    /// Holding ends then at the latest.
+    hold_until: Option<Instant>,
+    last_received: Instant,
+    last_sent: Instant,
+    has_terminator: bool,
+    /// Nothing is parsed any more.
+    is_unread: bool,
+    is_over: bool,
+}
+
+enum Source {
+    /// The upstream has not begun to answer; the client's stream has.
+    Waiting(Sending),
+    Body(UpstreamBody),
+    Ended,
+}
+
+enum Step {
+    Head(Result<UpstreamReply, UpstreamError>),
+    Piece(Bytes),
+    End(Option<String>),
+    HoldIsOver,
+    KeepAlive,
+    Idle,
+    Abort,
+}
+
+impl Relay {
+    pub(super) fn waiting(
+        inner: Arc<Inner>,
+        recorder: Recorder,
+        sending: Sending,
+        abort: CancellationToken,
+    ) -> Self {
+        let mut relay = Self::new(inner, recorder, Source::Waiting(sending), abort);
+        relay.keep_alive();
+        relay
+    }
+
+    pub(super) fn streaming(
+        inner: Arc<Inner>,
+        recorder: Recorder,
+        body: UpstreamBody,
+        abort: CancellationToken,
+    ) -> Self {
+        Self::new(inner, recorder, Source::Body(body), abort)
+    }
+
+    fn new(inner: Arc<Inner>, recorder: Recorder, source: Source, abort: CancellationToken) -> Self {
+        let now = Instant::now();
+        Self {
+            inner,
+            recorder,
+            source,
+            abort,
+            parser: Parser::new(),
+            ready: BytesMut::new(),
+            held: BytesMut::new(),
+            hold_until: None,
+            last_received: now,
+            last_sent: now,
+            has_terminator: false,
+            is_unread: false,
+            is_over: false,
+        }
+    }
+
+    /// The next bytes for the client; `None` at the end. Dropped instead, the call is recorded as left by its client.
+    pub(super) async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if !self.ready.is_empty() {
+                self.recorder.first_byte();
+                self.last_sent = Instant::now();
+                return Some(self.ready.split().freeze());
+            }
+            if self.is_over {
+                return None;
+            }
+            match self.step().await {
+                Step::Head(Ok(received)) => self.head(received).await,
+                Step::Head(Err(error)) => {
+                    let status = if error.is_timeout() { CallStatus::Timeout } else { CallStatus::UpstreamError };
+                    self.fail(status, "upstream_unreachable", error.to_string()).await;
+                }
+                Step::Piece(piece) => self.piece(&piece).await,
+                Step::End(error) => self.end(error).await,
+                Step::HoldIsOver => self.release(false).await,
+                Step::KeepAlive => self.keep_alive(),
+                Step::Idle => {
+                    let idle = self.inner.upstream.timeouts().idle;
+                    let message = format!("the upstream sent nothing for {idle:?} within its reply");
+                    self.fail(CallStatus::Timeout, "upstream_timeout", message).await;
+                }
+                Step::Abort => {
+                    let aborted = whole::aborted();
+                    self.fail(aborted.status, aborted.error.code, aborted.error.message).await;
+                }
+            }
+        }
+    }
+
+    /// Waits for what happens next.
+    async fn step(&mut self) -> Step {
+        let is_body = matches!(self.source, Source::Body(_));
+        let idle_at = is_body.then(|| self.last_received + self.inner.upstream.timeouts().idle);
+        let keep_alive = self.inner.options.keep_alive.filter(|_| self.hold_until.is_none());
+        let keep_alive_at = keep_alive.map(|every| self.last_sent.max(self.last_received) + every);
+        let soonest = [self.hold_until, idle_at, keep_alive_at].into_iter().flatten().min();
+        let soonest = soonest.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+        let piece_bytes = self.inner.options.stream_buffer_bytes;
+        tokio::select! {
+            biased;
+            () = self.abort.cancelled() => Step::Abort,
+            step = self.source.next(piece_bytes) => {
+                self.last_received = Instant::now();
+                step
+            }
+            () = tokio::time::sleep_until(soonest) => {
+                if self.hold_until == Some(soonest) {
+                    Step::HoldIsOver
+                } else if idle_at == Some(soonest) {
+                    Step::Idle
+                } else {
+                    Step::KeepAlive
+                }
+            }
+        }
+    }
+
+    async fn head(&mut self, received: UpstreamReply) {
+        if handler::is_stream(&received) {
+            self.source = Source::Body(received.body);
+            return;
+        }
+        let UpstreamReply { status, body, .. } = received;
+        self.recorder.http_status = status.as_u16();
+        let piece_bytes = self.inner.options.stream_buffer_bytes;
+        match whole::read(&self.inner.upstream, body, piece_bytes, &self.abort).await {
+            Ok(text) => {
+                let clean = self.inner.upstream.without_key(text);
+                self.recorder.error_body(&clean);
+                let (_, message) = whole::in_openai_shape(status, &clean, &self.inner.upstream);
+                self.fail(CallStatus::UpstreamError, "upstream_error", message).await;
+            }
+            Err(bad) => self.fail(bad.status, bad.error.code, bad.error.message).await,
+        }
+    }
+
+    async fn piece(&mut self, piece: &Bytes) {
+        if self.is_unread {
+            self.ready.extend_from_slice(piece);
+            return;
+        }
+        self.parser.push(piece);
+        while let Some(event) = self.parser.next_event() {
+            self.event(&event);
+        }
+        let is_complete = self.recorder.reply.is_finished(self.recorder.request.n)
+            && self.recorder.reply.usage.is_some()
+            && self.hold_until.is_some();
+        let is_full = self.held.len() > self.inner.options.stream_buffer_bytes;
+        if self.has_terminator || is_complete || is_full {
+            self.release(self.has_terminator || is_complete).await;
+        }
+        if self.parser.pending() > MAX_EVENT_BYTES {
+            self.is_unread = true;
+            let why = format!("an event of the stream is longer than {MAX_EVENT_BYTES} bytes");
+            self.recorder.unreadable(why);
+            self.release(true).await;
+            let rest = self.parser.take_pending();
+            self.ready.extend_from_slice(&rest);
+        }
+    }
+
+    /// Takes an event: a copy to the recorder, what the client may have to it or to what is held.
+    fn event(&mut self, event: &Event) {
+        let mut out = event.raw.clone();
+        if event.has_data() {
+            let data = event.data();
+            if data.as_ref() == b"[DONE]" {
+                self.has_terminator = true;
+                self.hold();
+            } else {
+                // What comes after the call was committed is passed on and not recorded any more.
+                if !self.recorder.is_done() {
+                    let fed = self.recorder.event(&data);
+                    if fed.has_finish {
+                        self.hold();
+                    }
+                }
+                let wanted = &self.recorder.prepared.cut;
+                if !wanted.is_nothing() {
+                    match chat::cut(&data, wanted) {
+                        Ok(cut) if cut.is_dropped => out = Bytes::new(),
+                        Ok(cut) => out = event.edited(&cut.edits),
+                        Err(error) => self.recorder.unreadable(error.to_string()),
+                    }
+                }
+            }
+        }
+        if self.hold_until.is_some() {
+            self.held.extend_from_slice(&out);
+        } else {
+            self.ready.extend_from_slice(&out);
+        }
+    }
+
+    fn hold(&mut self) {
+        if !self.recorder.is_done() {
+            let until = Instant::now() + self.inner.options.commit_wait;
+            self.hold_until.get_or_insert(until);
+        }
+    }
+
+    /// Makes the call durable, then lets go of what was held. `is_end`: nothing more of the reply is waited for.
+    async fn release(&mut self, is_end: bool) {
+        self.hold_until = None;
+        let committed = if self.recorder.is_done() {
+            Ok(())
+        } else if is_end || self.recorder.reply.is_finished(self.recorder.request.n) {
+            let (status, error) = self.recorder.outcome();
+            self.recorder.commit(status, error).await
+        } else {
+            self.recorder.commit_finished().await
+        };
+        match committed {
+            Ok(()) => {
+                let held = self.held.split();
+                self.ready.extend_from_slice(&held);
+            }
+            Err(error) => {
+                self.held.clear();
+                self.say(&whole::sink_error(&error));
+            }
+        }
+    }
+
+    /// The upstream's stream is at its end, by itself or by an error.
+    async fn end(&mut self, error: Option<String>) {
+        self.source = Source::Ended;
+        if let Some(event) = self.parser.finish() {
+            self.event(&event);
+        }
+        if self.recorder.is_done() {
+            self.is_over = true;
+            return;
+        }
+        let (status, reason) = self.recorder.outcome();
+        // A reply with its finish reason is whole, even if what should follow is missing.
+        if status == CallStatus::Truncated {
+            let message = match error {
+                Some(error) => error,
+                None => reason.unwrap_or_default(),
+            };
+            self.fail(status, "upstream_truncated", message).await;
+        } else {
+            self.release(true).await;
+            self.is_over = true;
+        }
+    }
+
+    /// Ends the call with an error event, after recording it.
+    async fn fail(&mut self, status: CallStatus, code: &'static str, message: String) {
+        self.source = Source::Ended;
+        let error = ApiError::new(502, ErrorType::Upstream, code, message.clone());
+        if self.recorder.is_done() {
+            self.is_over = true;
+            return;
+        }
+        self.hold_until = None;
+        match self.recorder.commit(status, Some(message)).await {
+            Ok(()) => {
+                let held = self.held.split();
+                self.ready.extend_from_slice(&held);
+                self.say(&error);
+            }
+            Err(error) => self.say(&whole::sink_error(&error)),
+        }
+    }
+
+    fn say(&mut self, error: &ApiError) {
+        self.ready.extend_from_slice(&error.event());
+        self.source = Source::Ended;
+        self.is_over = true;
+    }
+
+    /// An event that changes nothing: clients that reset their patience by events stay.
+    fn keep_alive(&mut self) {
+        let reply = &self.recorder.reply;
+        let id = reply.id.clone().unwrap_or_else(|| format!("chatcmpl-{}", self.recorder.call_id));
+        let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let created = reply.created.unwrap_or_else(|| seconds.map_or(0, |seconds| seconds.as_secs()));
+        let model = match (&self.recorder.prepared.cut.model, &reply.model) {
+            (None, Some(served)) => served,
+            _ => &self.recorder.request.model,
+        };
+        let event = serde_json::json!({
+            "id": id, "object": "chat.completion.chunk", "created": created, "model": model,
+            "choices": [{"index": 0, "delta": {}, "logprobs": null, "finish_reason": null}],
+        });
+        self.ready.extend_from_slice(format!("data: {event}\n\n").as_bytes());
+    }
+}
+
+impl Source {
+    async fn next(&mut self, piece_bytes: usize) -> Step {
+        match self {
+            Self::Waiting(sending) => Step::Head(sending.await),
+            Self::Body(body) => match body.next(piece_bytes).await {
+                Some(Ok(piece)) => Step::Piece(piece),
+                Some(Err(error)) => Step::End(Some(error.to_string())),
+                None => Step::End(None),
+            },
+            Self::Ended => Step::End(None),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Listening and serving. `axum::serve` cannot end the connections of one listener, which a session's end must.
+
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// Connections that may wait to be accepted: with the usual 128, a burst of new clients waits a second for TCP's
+/// retries.
+const BACKLOG: u32 = 4096;
+/// A client that has not sent a request's head after this time loses its connection.
+const HEAD_LIMIT: Duration = Duration::from_secs(60);
+/// Connections get this long to send what is on its way after their calls were ended.
+const DRAIN_LIMIT: Duration = Duration::from_secs(2);
+
+/// An address that cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    #[error("{host:?} is not an address of this machine: {cause}. Set proxy.listen_host to one, such as 127.0.0.1")]
+    Host { host: String, cause: std::io::Error },
+    #[error("port {port} on {host} is in use. Stop what uses it, or set proxy.listen_port to another (0: any)")]
+    InUse { host: String, port: u16 },
+    #[error("cannot listen on {host}:{port}: {cause}")]
+    Other { host: String, port: u16, cause: std::io::Error },
+    #[error(
+        "proxy.listen_host = {host:?} is reachable from other machines, so proxy.client_token_env must name a \
+         variable with a token; or listen on 127.0.0.1"
+    )]
+    NoToken { host: String },
+}
+
+/// Listens on an address. Beyond loopback only with a client token.
+///
+/// # Errors
+/// [`ListenError`] says what is in the way.
+pub async fn listen(host: &str, port: u16, has_client_token: bool) -> Result<TcpListener, ListenError> {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let found = tokio::net::lookup_host((bare, port)).await;
+    let address = found.map_err(|cause| ListenError::Host { host: host.to_owned(), cause })?.next();
+    let address = address.ok_or_else(|| ListenError::Host {
+        host: host.to_owned(),
+        cause: std::io::Error::other("it has no address"),
+    })?;
+    if !address.ip().is_loopback() && !has_client_token {
+        return Err(ListenError::NoToken { host: host.to_owned() });
+    }
+    let open = || -> std::io::Result<TcpListener> {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    open().map_err(|cause| match cause.kind() {
+        std::io::ErrorKind::AddrInUse => ListenError::InUse { host: host.to_owned(), port },
+        _ => ListenError::Other { host: host.to_owned(), port, cause },
+    })
+}
+
+/// Serves a listener until `stop`, then lets its connections finish; soon after `abort` they are closed.
+pub(super) async fn serve(
+    listener: TcpListener,
+    router: Router,
+    stop: CancellationToken,
+    abort: CancellationToken,
+) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => drop(connections.spawn(connection(stream, router.clone(), stop.clone()))),
+                Err(error) => {
+                    // Too many open files, mostly: they are closed as calls end.
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            },
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+        }
+    }
+    drop(listener);
+    let drained = async { while connections.join_next().await.is_some() {} };
+    let patience = async {
+        abort.cancelled().await;
+        tokio::time::sleep(DRAIN_LIMIT).await;
+    };
+    tokio::select! {
+        () = drained => {}
+        // What is left is closed by dropping the set.
+        () = patience => {}
+    }
+}
+
+async fn connection(stream: TcpStream, router: Router, stop: CancellationToken) {
+    // Without it a token waits up to 40 ms for the acknowledgement of the one before.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "a connection went away");
+        return;
+    }
+    let service = TowerToHyperService::new(router);
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT);
+    let serving = builder.serve_connection(TokioIo::new(stream), service);
+    let mut serving = std::pin::pin!(serving);
+    let result = tokio::select! {
+        result = serving.as_mut() => result,
+        () = stop.cancelled() => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(%error, "a connection ended with an error");
+    }
+}

@@ -1,0 +1,86 @@
+//! The capture-time verdict: why a record, by itself, must not be trained on. Each reason is a stable word.
+
+use crate::record::{Call, CallKind, CallStatus, IdsSource, LogprobSemantics, WeightSource};
+use crate::upstream::dialect;
+
+/// The reasons; none: trainable. `sampled_in_call` is the number of ids over all choices of the call.
+pub(super) fn reasons(call: &Call, sampled_in_call: u64, is_constrained: bool) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    let mut say = |reason: &str| found.push(reason.to_owned());
+    if call.status != CallStatus::Ok {
+        say(&format!("status_{}", call.status.as_str()));
+    }
+    if !matches!(call.kind, CallKind::Policy | CallKind::Unknown) {
+        say(&format!("kind_{}", call.kind.as_str()));
+    }
+    let prompt = call.prompt_token_ids.as_ref().filter(|_| call.prompt_ids_source == IdsSource::Engine);
+    let ids = call.completion_token_ids.as_ref().filter(|_| call.completion_ids_source == IdsSource::Engine);
+    match prompt {
+        None => say("no_prompt_token_ids"),
+        Some(ids) if ids.is_empty() => say("empty_prompt"),
+        Some(_) => {}
+    }
+    match ids {
+        None => say("no_token_ids"),
+        Some(ids) if ids.is_empty() => say("no_sampled_tokens"),
+        Some(_) => {}
+    }
+    match (ids, &call.completion_logprobs) {
+        (_, None) => say("no_logprobs"),
+        (Some(ids), Some(logprobs)) if ids.len() != logprobs.len() => say("logprobs_length_mismatch"),
+        (_, Some(logprobs)) if logprobs.contains(&None) => say("logprob_missing"),
+        _ => {}
+    }
+    match call.usage {
+        None => say("usage_unknown"),
+        Some(usage) => {
+            if ids.is_some() && usage.completion_tokens != sampled_in_call {
+                say("ids_usage_mismatch");
+            }
+            if prompt.is_some_and(|prompt| prompt.len() as u64 != usage.prompt_tokens) {
+                say("prompt_ids_usage_mismatch");
+            }
+        }
+    }
+    match call.finish_reason.as_deref() {
+        None => say("no_finish_reason"),
+        Some(reason @ ("abort" | "error" | "content_filter")) => say(&format!("finish_reason_{reason}")),
+        Some(_) => {}
+    }
+    sampling(call, is_constrained, &mut say);
+    weights(call, ids.map_or(0, Vec::len), &mut say);
+    found
+}
+
+/// The log-prob must be of the distribution that was sampled from (law 12).
+fn sampling(call: &Call, is_constrained: bool, say: &mut impl FnMut(&str)) {
+    let sent = &call.sampling_sent;
+    if sent.temperature == Some(0.0) {
+        say("greedy_sampling");
+    }
+    if is_constrained {
+        say("constrained_decoding");
+    }
+    if !dialect::is_untruncated(sent) {
+        // Engines fill what nobody sent from the model's own generation_config.
+        say("sampling_unknown_or_truncated");
+    } else if matches!(call.logprob_semantics, LogprobSemantics::Unknown) {
+        say("logprob_semantics_unknown");
+    }
+}
+
+fn weights(call: &Call, sampled: usize, say: &mut impl FnMut(&str)) {
+    let Some(spans) = call.weight_spans.as_ref().filter(|_| call.weight_source != WeightSource::Unknown) else {
+        say("weight_version_unknown");
+        return;
+    };
+    let mut at = 0;
+    let tiles = spans.iter().all(|span| {
+        let follows = span.start == at && span.end >= span.start;
+        at = span.end;
+        follows
+    });
+    if !tiles || at as usize != sampled {
+        say("weight_spans_broken");
+    }
+}

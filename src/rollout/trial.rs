@@ -1,0 +1,411 @@
+//! One trial: a task, a sandbox, a harness, a session; then the verifier.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+
+use super::{RolloutError, SessionFacts, conclude};
+use crate::harness::{Harness, LISTEN_PORT, TrialInput, WORKSPACE};
+use crate::proxy::{Proxy, SessionResult, SessionSampling, SessionSpec, VersionSource};
+use crate::record::{
+    CallKind, CallStatus, Disposition, EpisodeId, ExitEvidence, GroupId, InfraFailure, Outcome, Sample,
+    SessionId, TaskId, Termination, TrialId,
+};
+use crate::sandbox::{Backend, Limits, Mount, Spec};
+use crate::task::{ChangeError, Task, TaskStore, Verdict, Verifier};
+use crate::trajectory;
+
+/// What a trial is for. Evaluation trials are captured like the others and never train.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Purpose {
+    Training,
+    Evaluation,
+}
+
+/// One trial to run.
+#[derive(Debug, Clone)]
+pub struct TrialSpec {
+    pub trial_id: TrialId,
+    pub task: Arc<Task>,
+    pub episode: EpisodeId,
+    pub group: GroupId,
+    pub purpose: Purpose,
+    /// Seed of the session's sampling: call `i` samples with a seed derived from it and `i`.
+    pub seed: u64,
+    /// 0 is greedy.
+    pub temperature: f64,
+}
+
+/// What all trials of a run have in common.
+#[derive(Debug, Clone)]
+pub struct TrialOptions {
+    /// Wall time of the harness; then the trial ends as the policy's own timeout.
+    pub timeout: Duration,
+    /// Model calls a trial may make.
+    pub max_calls: u64,
+    /// Name the harness asks for.
+    pub model_name: String,
+    pub limits: Limits,
+    pub max_output_bytes: usize,
+    /// An out-of-memory trial is graded; if not, it is masked.
+    pub is_agent_oom_graded: bool,
+    /// Reward of a trial that the policy itself made invalid, where that is wanted.
+    pub invalid_reward: Option<f64>,
+}
+
+/// The machinery that trials share.
+pub struct TrialEnv {
+    pub backend: Arc<dyn Backend>,
+    pub proxy: Proxy,
+    pub store: Arc<TaskStore>,
+    pub verifier: Verifier,
+    pub harness: Arc<dyn Harness>,
+    pub options: TrialOptions,
+    /// The version that the upstream samples with now.
+    pub policy_version: VersionSource,
+    /// Workspaces of running trials.
+    pub scratch: PathBuf,
+    /// `trials/<trial_id>/` keeps logs, diff, verifier output and `result.json`.
+    pub trials: PathBuf,
+}
+
+/// How a trial ended. Every trial that was started has one.
+#[derive(Debug)]
+pub struct TrialResult {
+    pub spec: TrialSpec,
+    pub outcome: Outcome,
+    /// `None` exactly when the outcome is invalid or masked.
+    pub reward: Option<f64>,
+    pub samples: Vec<Sample>,
+    /// Sampled tokens that are in no sample, by what became of them; those of failed attempts too.
+    pub left_out: Vec<(Disposition, u64)>,
+    /// Tokens the policy sampled, over all attempts.
+    pub sampled_tokens: u64,
+    /// Prompt tokens over all calls.
+    pub prompt_tokens: u64,
+    /// Calls the policy answered in the last attempt.
+    pub turns: usize,
+    pub attempts: u32,
+    pub wall: Duration,
+}
+
+/// `result.json`.
+#[derive(Serialize)]
+struct ResultFile<'a> {
+    trial_id: &'a TrialId,
+    task_id: &'a TaskId,
+    session_id: &'a SessionId,
+    purpose: Purpose,
+    seed: u64,
+    temperature: f64,
+    attempt: u32,
+    #[serde(flatten)]
+    outcome: &'a Outcome,
+    reward: Option<f64>,
+    turns: usize,
+    exit: &'a ExitEvidence,
+    verdict: Option<&'a Verdict>,
+    sandbox: &'a crate::sandbox::Capabilities,
+    wall_ms: u64,
+}
+
+/// What one attempt found.
+struct Attempt {
+    outcome: Outcome,
+    evidence: ExitEvidence,
+    session: SessionResult,
+    verdict: Option<Verdict>,
+}
+
+/// Runs a trial to its end: a second attempt on a fresh sandbox follows an infrastructure failure or an
+/// out-of-memory kill (law 9), and what the second one finds stands.
+///
+/// # Errors
+/// Only what no other trial could do without either.
+pub async fn run_trial(
+    env: &TrialEnv,
+    spec: &TrialSpec,
+    cancel: &CancellationToken,
+) -> Result<TrialResult, RolloutError> {
+    let started = Instant::now();
+    let mut result = TrialResult {
+        spec: spec.clone(),
+        outcome: Outcome::Invalid { failure: InfraFailure::Shutdown },
+        reward: None,
+        samples: Vec::new(),
+        left_out: Vec::new(),
+        sampled_tokens: 0,
+        prompt_tokens: 0,
+        turns: 0,
+        attempts: 0,
+        wall: Duration::ZERO,
+    };
+    loop {
+        result.attempts += 1;
+        let folder = TrialFolder::create(env, spec, result.attempts)?;
+        let session_id: SessionId = format!("{}.{}", spec.trial_id, result.attempts)
+            .parse()
+            .map_err(|error: crate::record::InvalidId| RolloutError::Session(error.to_string()))?;
+        let attempt = tokio::select! {
+            attempt = attempt(env, spec, &session_id, &folder) => attempt?,
+            // Dropping the attempt ends its sandbox and closes its session.
+            () = cancel.cancelled() => return Err(RolloutError::Cancelled),
+        };
+        let is_last = result.attempts == 2 || !deserves_another(&attempt.outcome);
+        result.outcome = attempt.outcome.clone();
+        result.reward = is_last.then(|| reward(&env.options, &attempt)).flatten();
+        result.turns = attempt.session.calls.len();
+        account(&attempt, is_last, &mut result)?;
+        result.wall = started.elapsed();
+        folder.write("result.json", &ResultFile {
+            trial_id: &spec.trial_id,
+            task_id: &spec.task.instance_id,
+            session_id: &session_id,
+            purpose: spec.purpose,
+            seed: spec.seed,
+            temperature: spec.temperature,
+            attempt: result.attempts,
+            outcome: &attempt.outcome,
+            reward: result.reward,
+            turns: result.turns,
+            exit: &attempt.evidence,
+            verdict: attempt.verdict.as_ref(),
+            sandbox: env.backend.capabilities(),
+            wall_ms: result.wall.as_millis() as u64,
+        })?;
+        if is_last {
+            return Ok(result);
+        }
+    }
+}
+
+fn deserves_another(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Invalid { failure } => !matches!(failure, InfraFailure::Shutdown | InfraFailure::Task(_)),
+        Outcome::Valid { termination } => *termination == Termination::AgentOom,
+    }
+}
+
+/// `None` for a trial that has no reward: its episode leaves its group.
+fn reward(options: &TrialOptions, attempt: &Attempt) -> Option<f64> {
+    let Outcome::Valid { termination } = &attempt.outcome else { return None };
+    if *termination == Termination::AgentOom && !options.is_agent_oom_graded {
+        return None;
+    }
+    let is_invalid = matches!(
+        termination,
+        Termination::AgentOom | Termination::AgentTimeout | Termination::NonZeroExit
+    );
+    match options.invalid_reward {
+        Some(floor) if is_invalid => Some(floor),
+        _ => attempt.verdict.as_ref().map(|verdict| verdict.reward),
+    }
+}
+
+/// Books every sampled token of an attempt (law 6) and takes the samples of the last one.
+fn account(attempt: &Attempt, is_last: bool, result: &mut TrialResult) -> Result<(), RolloutError> {
+    let spec = &result.spec;
+    let calls = &attempt.session.calls;
+    let episode = trajectory::Episode { episode_id: spec.episode, group_id: spec.group };
+    let built = trajectory::samples(&trajectory::lineages(calls), Some(episode));
+    built.check(calls).map_err(|unbalanced| RolloutError::Ledger {
+        trial: spec.trial_id.to_string(),
+        cause: unbalanced.to_string(),
+    })?;
+    let verdict_on_trained = if matches!(attempt.outcome, Outcome::Invalid { .. }) || !is_last {
+        Some(Disposition::InfraFailure)
+    } else if spec.purpose == Purpose::Evaluation {
+        Some(Disposition::Dropped("evaluation".to_owned()))
+    } else if result.reward.is_none() {
+        Some(Disposition::Masked("agent_oom".to_owned()))
+    } else {
+        None
+    };
+    for entry in built.ledger {
+        result.sampled_tokens += entry.tokens;
+        let disposition = match (&verdict_on_trained, entry.disposition) {
+            (None, Disposition::Trained) => continue,
+            (Some(verdict), Disposition::Trained) => verdict.clone(),
+            (_, other) => other,
+        };
+        result.left_out.push((disposition, entry.tokens));
+    }
+    result.prompt_tokens += calls
+        .iter()
+        .filter_map(|call| call.prompt_token_ids.as_ref())
+        .map(|ids| ids.len() as u64)
+        .sum::<u64>();
+    if verdict_on_trained.is_none() {
+        result.samples = built.samples;
+    }
+    Ok(())
+}
+
+/// One try: sandbox, harness, diff, verifier.
+async fn attempt(
+    env: &TrialEnv,
+    spec: &TrialSpec,
+    session_id: &SessionId,
+    folder: &TrialFolder,
+) -> Result<Attempt, RolloutError> {
+    let invalid = |failure, evidence, session| Attempt {
+        outcome: Outcome::Invalid { failure },
+        evidence,
+        session,
+        verdict: None,
+    };
+    let nothing = || (ExitEvidence::default(), SessionResult::default());
+    let workspace = folder.scratch.join("workspace");
+    if let Err(error) = in_background({
+        let (store, task, workspace) = (Arc::clone(&env.store), Arc::clone(&spec.task), workspace.clone());
+        move || store.prepare(&task, &workspace)
+    })
+    .await?
+    {
+        let (evidence, session) = nothing();
+        return Ok(invalid(InfraFailure::Task(error.to_string()), evidence, session));
+    }
+
+    let launch = env.harness.launch(&TrialInput {
+        statement: &spec.task.problem_statement,
+        model: &env.options.model_name,
+        timeout: env.options.timeout,
+        max_output_bytes: env.options.max_output_bytes,
+    });
+    let mut mounts = launch.mounts;
+    mounts.push(Mount { host: workspace.clone(), inside: WORKSPACE.into(), is_writable: true });
+    let sandbox_spec =
+        Spec { mounts, listen_port: Some(LISTEN_PORT), limits: env.options.limits.clone() };
+    let mut sandbox = match env.backend.create(sandbox_spec).await {
+        Ok(sandbox) => sandbox,
+        Err(error) => {
+            let (evidence, session) = nothing();
+            return Ok(invalid(InfraFailure::SandboxStart(error.to_string()), evidence, session));
+        }
+    };
+    let Some(listener) = sandbox.take_listener() else {
+        let (evidence, session) = nothing();
+        let cause = "the sandbox has no listener".to_owned();
+        return Ok(invalid(InfraFailure::SandboxStart(cause), evidence, session));
+    };
+    let session = env
+        .proxy
+        .open_session(SessionSpec {
+            session_id: session_id.clone(),
+            trial_id: Some(spec.trial_id.clone()),
+            task_id: Some(spec.task.instance_id.clone()),
+            harness: Some(env.harness.name().to_owned()),
+            kind: CallKind::Policy,
+            sampling: SessionSampling::Pinned { temperature: spec.temperature, seed: spec.seed },
+            policy_version: Some(Arc::clone(&env.policy_version)),
+            max_calls: Some(env.options.max_calls),
+        })
+        .map_err(|error| RolloutError::Session(error.to_string()))?;
+    let (served, run) = {
+        let serving = env.proxy.serve_session_listener(listener, session_id);
+        tokio::pin!(serving);
+        let run = sandbox.exec(launch.exec);
+        tokio::pin!(run);
+        tokio::select! {
+            biased;
+            run = &mut run => (None, Some(run)),
+            served = &mut serving => (Some(served), None),
+        }
+    };
+    let session = session.close().await;
+    let exit = match (run, served) {
+        (Some(Ok(exit)), _) => exit,
+        (Some(Err(error)), _) => {
+            return Ok(invalid(InfraFailure::SandboxLost(error.to_string()), ExitEvidence::default(), session));
+        }
+        // The listener ends before the harness only when the proxy shuts down.
+        (None, _) => return Ok(invalid(InfraFailure::Shutdown, ExitEvidence::default(), session)),
+    };
+    // What the agent left running ends before its files are read.
+    if let Err(error) = sandbox.stop().await {
+        return Ok(invalid(InfraFailure::SandboxLost(error.to_string()), exit.evidence, session));
+    }
+    folder.write_bytes("stdout.log", &exit.stdout)?;
+    folder.write_bytes("stderr.log", &exit.stderr)?;
+
+    let facts = SessionFacts {
+        answered_calls: session.calls.iter().filter(|call| call.status == CallStatus::Ok).count(),
+        upstream_failures: session.upstream_failures.clone(),
+        is_over_max_calls: session.max_calls_hit,
+    };
+    let outcome = conclude(&exit.evidence, &facts);
+    if matches!(outcome, Outcome::Invalid { .. }) {
+        return Ok(Attempt { outcome, evidence: exit.evidence, session, verdict: None });
+    }
+    let changes = in_background({
+        let (store, task, workspace) = (Arc::clone(&env.store), Arc::clone(&spec.task), workspace);
+        move || store.changes(&task, &workspace)
+    })
+    .await?;
+    let verdict = match changes {
+        Ok(changes) => {
+            folder.write_bytes("changes.diff", &changes.diff)?;
+            env.verifier.verify(&*env.backend, &spec.task, &changes.diff).await
+        }
+        Err(ChangeError::Refused { path, reason }) => {
+            Ok(Verdict::rejected(&spec.task, format!("the diff is refused: {path}: {reason}")))
+        }
+        Err(error) => Err(InfraFailure::Verifier(error.to_string())),
+    };
+    Ok(match verdict {
+        Ok(verdict) => {
+            Attempt { outcome, evidence: exit.evidence, session, verdict: Some(verdict) }
+        }
+        Err(failure) => invalid(failure, exit.evidence, session),
+    })
+}
+
+/// Runs blocking file work off the runtime's threads.
+async fn in_background<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, RolloutError> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| RolloutError::Panicked(error.to_string()))
+}
+
+/// `trials/<trial_id>/`, and the trial's scratch folder, which goes with it.
+struct TrialFolder {
+    kept: PathBuf,
+    scratch: PathBuf,
+}
+
+impl TrialFolder {
+    fn create(env: &TrialEnv, spec: &TrialSpec, attempt: u32) -> Result<Self, RolloutError> {
+        let kept = env.trials.join(spec.trial_id.as_str());
+        let scratch = env.scratch.join(format!("{}.{attempt}", spec.trial_id));
+        for dir in [&kept, &scratch] {
+            fs::create_dir_all(dir).map_err(|source| RolloutError::Io { path: dir.clone(), source })?;
+        }
+        Ok(Self { kept, scratch })
+    }
+
+    fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), RolloutError> {
+        let path = self.kept.join(name);
+        let text = serde_json::to_vec_pretty(value).map_err(|error| RolloutError::Io {
+            path: path.clone(),
+            source: std::io::Error::other(error),
+        })?;
+        self.write_bytes(name, &text)
+    }
+
+    fn write_bytes(&self, name: &str, bytes: &[u8]) -> Result<(), RolloutError> {
+        let path = self.kept.join(name);
+        fs::write(&path, bytes).map_err(|source| RolloutError::Io { path, source })
+    }
+}
+
+impl Drop for TrialFolder {
+    fn drop(&mut self) {
+        // What is left is emptied at the run's next start.
+        let _ignored = fs::remove_dir_all(&self.scratch);
+    }
+}

@@ -1,0 +1,75 @@
+//! Git on our own repositories, apart from whatever the machine or the user has configured.
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Git that cannot be run, or that refused.
+#[derive(Debug, thiserror::Error)]
+pub enum GitError {
+    #[error("git cannot be started: {0}. Install git")]
+    Start(std::io::Error),
+    #[error("git {command}: {message}")]
+    Failed { command: String, message: String },
+    #[error("git {command} was killed")]
+    Killed { command: String },
+    #[error("git: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+/// Runs git in a folder and gives its stdout.
+///
+/// # Errors
+/// [`GitError`] with what git said.
+pub fn git<S: AsRef<OsStr>>(folder: &Path, args: &[S], stdin: &[u8]) -> Result<Vec<u8>, GitError> {
+    let mut child = Command::new("git")
+        .args(args)
+        .current_dir(folder)
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .env("LC_ALL", "C")
+        .env("HOME", "/nonexistent")
+        .env("GIT_CONFIG_NOSYSTEM", "1")
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .env("GIT_ATTR_NOSYSTEM", "1")
+        .env("GIT_TERMINAL_PROMPT", "0")
+        .env("GIT_CONFIG_COUNT", "1")
+        .env("GIT_CONFIG_KEY_0", "maintenance.auto")
+        .env("GIT_CONFIG_VALUE_0", "false")
+        // Nothing above the folder is a repository of ours.
+        .env("GIT_CEILING_DIRECTORIES", folder.parent().unwrap_or(folder))
+        .env("GIT_AUTHOR_NAME", "lego")
+        .env("GIT_AUTHOR_EMAIL", "lego@example.invalid")
+        .env("GIT_AUTHOR_DATE", "1735689600 +0000")
+        .env("GIT_COMMITTER_NAME", "lego")
+        .env("GIT_COMMITTER_EMAIL", "lego@example.invalid")
+        .env("GIT_COMMITTER_DATE", "1735689600 +0000")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(GitError::Start)?;
+    if let Some(mut pipe) = child.stdin.take() {
+        // A git that stopped reading says why on stderr.
+        let _ = pipe.write_all(stdin);
+    }
+    let output = child.wait_with_output()?;
+    let command = || args.first().map(|arg| arg.as_ref().to_string_lossy().into_owned()).unwrap_or_default();
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    if output.status.code().is_none() {
+        return Err(GitError::Killed { command: command() });
+    }
+    let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(GitError::Failed { command: command(), message })
+}
+
+/// Applies a patch to the files of a folder that is no repository. Paths outside it are refused.
+///
+/// # Errors
+/// [`GitError::Failed`] when the patch does not apply; nothing is changed then.
+pub fn apply(folder: &Path, patch: &[u8]) -> Result<(), GitError> {
+    git(folder, &["apply", "--whitespace=nowarn", "-"], patch).map(|_| ())
+}

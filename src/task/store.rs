@@ -1,0 +1,238 @@
+//! Base trees out of bundles, cached by commit; workspaces copied from them.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::changes::{ChangeError, Changes};
+use super::git::{GitError, apply, git};
+use super::{Dataset, Task};
+
+/// A task whose files cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("task {task}: its repository {} cannot be read: {cause}. Run git bundle verify on it", bundle.display())]
+    Bundle { task: String, bundle: PathBuf, cause: GitError },
+    #[error("task {task}: {path} in commit {commit} is a {kind}; only regular files are supported")]
+    Unsupported { task: String, commit: String, path: String, kind: String },
+    #[error("task {task}: test_patch does not apply to base_commit: {cause}")]
+    TestPatch { task: String, cause: GitError },
+    #[error("task {task}: {what}: {cause}")]
+    Io { task: String, what: String, cause: io::Error },
+}
+
+/// Makes workspaces of a dataset's tasks.
+///
+/// The cache holds, by commit, the base tree and a repository of one commit without history; it is filled on
+/// first use, by renaming a finished folder into place, so that any number of threads and processes share it.
+#[derive(Debug)]
+pub struct TaskStore {
+    dataset_folder: PathBuf,
+    cache: PathBuf,
+}
+
+/// What the cache holds of one task.
+#[derive(Debug, Clone)]
+pub(super) struct Cached {
+    /// Files at the base commit.
+    pub tree: PathBuf,
+    /// A repository of one commit, whose work tree is `tree`.
+    repository: PathBuf,
+    /// The files that the test patch touches, as it leaves them.
+    pub hidden: PathBuf,
+}
+
+static NEXT_SCRATCH: AtomicU64 = AtomicU64::new(0);
+
+impl TaskStore {
+    /// A store of this dataset's tasks with its cache in `cache` (made if absent).
+    #[must_use]
+    pub fn new(dataset: &Dataset, cache: &Path) -> Self {
+        Self { dataset_folder: dataset.folder.clone(), cache: cache.to_owned() }
+    }
+
+    /// Makes the agent's workspace in `folder`, which must not exist: the base tree and a repository of one
+    /// commit. Nothing of other commits, of the reference patch or of the hidden tests is in it.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn prepare(&self, task: &Task, folder: &Path) -> Result<(), StoreError> {
+        let cached = self.cached(task)?;
+        let copy = copy_tree(&cached.tree, folder)
+            .and_then(|()| copy_tree(&cached.repository, &folder.join(".git")));
+        copy.map_err(|cause| io_error(task, format!("workspace {}", folder.display()), cause))
+    }
+
+    /// What the agent changed in its workspace, apart from its `.git`.
+    ///
+    /// # Errors
+    /// [`ChangeError::Refused`] for changes that have no text diff: the agent's own doing.
+    /// [`ChangeError::Store`] and [`ChangeError::Io`] otherwise.
+    pub fn changes(&self, task: &Task, folder: &Path) -> Result<Changes, ChangeError> {
+        Changes::between(&self.cached(task)?.tree, folder)
+    }
+
+    /// What the cache holds of a task, made first if need be.
+    pub(super) fn cached(&self, task: &Task) -> Result<Cached, StoreError> {
+        // The hidden tests are the dataset's, not the commit's.
+        let key = format!("{}-{}", task.base_commit, digest(&task.test_patch));
+        let folder = self.cache.join(key);
+        let cached = Cached {
+            tree: folder.join("tree"),
+            repository: folder.join("repository"),
+            hidden: folder.join("hidden"),
+        };
+        if folder.is_dir() {
+            return Ok(cached);
+        }
+        let number = NEXT_SCRATCH.fetch_add(1, Ordering::Relaxed);
+        let scratch = self.cache.join(format!("making-{}-{number}", std::process::id()));
+        let made = self.make(task, &scratch);
+        let placed = made.and_then(|()| match std::fs::rename(&scratch, &folder) {
+            Ok(()) => Ok(()),
+            // Another thread or process was faster.
+            Err(_) if folder.is_dir() => std::fs::remove_dir_all(&scratch),
+            Err(cause) => Err(cause),
+        }
+        .map_err(|cause| io_error(task, format!("cache {}", folder.display()), cause)));
+        if placed.is_err() && scratch.exists() {
+            // The error at hand says more than one of cleaning up.
+            let _ = std::fs::remove_dir_all(&scratch);
+        }
+        placed.map(|()| cached)
+    }
+
+    fn make(&self, task: &Task, scratch: &Path) -> Result<(), StoreError> {
+        let io = |what: &str| {
+            let what = what.to_owned();
+            move |cause| io_error(task, what, cause)
+        };
+        let bundle_path = self.dataset_folder.join(&task.bundle);
+        let bundle = |cause| StoreError::Bundle {
+            task: task.instance_id.to_string(),
+            bundle: bundle_path.clone(),
+            cause,
+        };
+        let tree = scratch.join("tree");
+        std::fs::create_dir_all(&tree).map_err(io("cache"))?;
+
+        let objects = scratch.join("objects");
+        std::fs::create_dir(&objects).map_err(io("cache"))?;
+        let absolute = std::path::absolute(&bundle_path).map_err(io("bundle"))?;
+        git(&objects, &["init", "-q", "--bare", "--template="], b"").map_err(bundle)?;
+        let unbundle = ["bundle".as_ref(), "unbundle".as_ref(), absolute.as_os_str()];
+        git(&objects, &unbundle, b"").map_err(bundle)?;
+        self.extract(task, &objects, &tree).map_err(|error| match error {
+            ExtractError::Git(cause) => bundle(cause),
+            ExtractError::Io(cause) => io("base tree")(cause),
+            ExtractError::Kind { path, kind } => StoreError::Unsupported {
+                task: task.instance_id.to_string(),
+                commit: task.base_commit.clone(),
+                path,
+                kind,
+            },
+        })?;
+        std::fs::remove_dir_all(&objects).map_err(io("cache"))?;
+
+        let own = |cause| io("workspace repository")(io::Error::other(cause));
+        git(&tree, &["init", "-q", "--template=", "-b", "main"], b"").map_err(own)?;
+        git(&tree, &["add", "--all", "--force"], b"").map_err(own)?;
+        git(&tree, &["commit", "-q", "--no-verify", "-m", "The task's repository"], b"").map_err(own)?;
+        let dot_git = tree.join(".git");
+        std::fs::remove_dir_all(dot_git.join("logs")).map_err(io("workspace repository"))?;
+        std::fs::rename(&dot_git, scratch.join("repository")).map_err(io("workspace repository"))?;
+
+        let tested = scratch.join("tested");
+        copy_tree(&tree, &tested).map_err(io("hidden tests"))?;
+        apply(&tested, task.test_patch.as_bytes()).map_err(|cause| StoreError::TestPatch {
+            task: task.instance_id.to_string(),
+            cause,
+        })?;
+        let hidden = scratch.join("hidden");
+        keep_changed(&tree, &tested, &hidden).map_err(io("hidden tests"))?;
+        std::fs::remove_dir_all(&tested).map_err(io("hidden tests"))
+    }
+
+    /// Writes the files of the base commit.
+    fn extract(&self, task: &Task, objects: &Path, tree: &Path) -> Result<(), ExtractError> {
+        let listing = git(objects, &["ls-tree", "-r", "-z", &task.base_commit], b"")?;
+        for entry in listing.split(|&byte| byte == 0).filter(|entry| !entry.is_empty()) {
+            let entry = String::from_utf8_lossy(entry);
+            let (meta, path) = entry.split_once('\t').unwrap_or((&entry, ""));
+            let mut meta = meta.split(' ');
+            let (mode, _, id) = (meta.next(), meta.next(), meta.next().unwrap_or(""));
+            let permissions = match mode {
+                Some("100644") => 0o644,
+                Some("100755") => 0o755,
+                Some("120000") => return Err(kind(path, "symbolic link")),
+                _ => return Err(kind(path, "submodule")),
+            };
+            let target = tree.join(path);
+            if let Some(parent) = target.parent() {
+                std::fs::create_dir_all(parent)?;
+            }
+            std::fs::write(&target, git(objects, &["cat-file", "blob", id], b"")?)?;
+            std::fs::set_permissions(&target, std::fs::Permissions::from_mode(permissions))?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ExtractError {
+    #[error(transparent)]
+    Git(#[from] GitError),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("{path} is a {kind}")]
+    Kind { path: String, kind: String },
+}
+
+fn kind(path: &str, kind: &str) -> ExtractError {
+    ExtractError::Kind { path: path.to_owned(), kind: kind.to_owned() }
+}
+
+fn io_error(task: &Task, what: String, cause: io::Error) -> StoreError {
+    StoreError::Io { task: task.instance_id.to_string(), what, cause }
+}
+
+/// The first half of a text's SHA-256, in hexadecimal.
+fn digest(text: &str) -> String {
+    use sha2::{Digest, Sha256};
+    Sha256::digest(text.as_bytes()).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Copies the regular files and folders of `from` to the new folder `to`.
+pub(super) fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            copy_tree(&entry.path(), &target)?;
+        } else if kind.is_file() {
+            std::fs::copy(entry.path(), &target)?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies to `to`, under the same paths, the files of `after` that `before` has not, or has otherwise.
+fn keep_changed(before: &Path, after: &Path, to: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(after)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if entry.file_type()?.is_dir() {
+            keep_changed(&before.join(&name), &entry.path(), &to.join(&name))?;
+            continue;
+        }
+        let content = std::fs::read(entry.path())?;
+        if std::fs::read(before.join(&name)).ok().as_ref() != Some(&content) {
+            std::fs::create_dir_all(to)?;
+            std::fs::write(to.join(&name), content)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,235 @@
+//! A pool of plain http/1.1 connections to one host, on `hyper`'s connection type.
+//!
+//! `hyper_util`'s pooled client runs each connection in a task of its own and hands on every http chunk through a
+//! channel between two tasks. Here the connection is driven by whoever reads the reply's body, and the chunks that
+//! one read of the socket gave come out as one piece: with many streams that is several times less work a token.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use http::{Request, Response};
+use http_body::Body;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+/// Idle connections kept for reuse.
+const MAX_IDLE: usize = 512;
+/// A connection idle for longer is not reused.
+const MAX_IDLE_TIME: Duration = Duration::from_secs(50);
+
+/// Why an exchange failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PoolError {
+    #[error("cannot connect: {0}")]
+    Connect(std::io::Error),
+    #[error("no connection within {0:?}")]
+    ConnectTimeout(Duration),
+    #[error("{}", cause(.0))]
+    Http(hyper::Error),
+}
+
+/// The innermost cause: hyper's own text is "connection error".
+fn cause(error: &hyper::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+/// The pool. Clones share it.
+#[derive(Debug, Clone)]
+pub(super) struct Pool {
+    host: String,
+    port: u16,
+    connect_timeout: Duration,
+    idle: Arc<Mutex<Vec<Idle>>>,
+}
+
+#[derive(Debug)]
+struct Idle {
+    connection: Connection,
+    since: Instant,
+}
+
+type Driver = http1::Connection<TokioIo<TcpStream>, Full<Bytes>>;
+
+#[derive(Debug)]
+struct Connection {
+    sender: SendRequest<Full<Bytes>>,
+    /// `None` once it has ended.
+    driver: Option<Pin<Box<Driver>>>,
+}
+
+impl Connection {
+    /// Lets the connection read and write what it can.
+    fn drive(&mut self, cx: &mut Context<'_>) {
+        if let Some(driver) = &mut self.driver
+            && driver.as_mut().poll(cx).is_ready()
+        {
+            self.driver = None;
+        }
+    }
+}
+
+impl Pool {
+    pub(super) fn new(host: &str, port: u16, connect_timeout: Duration) -> Self {
+        Self { host: host.to_owned(), port, connect_timeout, idle: Arc::default() }
+    }
+
+    /// Sends a request (origin-form URI, `Host` header) and returns the head of its response.
+    ///
+    /// A request that a reused connection refused before any of it was sent goes out again on another.
+    pub(super) async fn send(
+        &self,
+        mut request: Request<Full<Bytes>>,
+    ) -> Result<Response<PooledBody>, PoolError> {
+        loop {
+            let (mut connection, is_reused) = match self.take_idle() {
+                Some(connection) => (connection, true),
+                None => (self.connect().await?, false),
+            };
+            let mut response = std::pin::pin!(connection.sender.try_send_request(request));
+            let driver = &mut connection.driver;
+            let result = std::future::poll_fn(|cx| {
+                if let Some(running) = driver
+                    && running.as_mut().poll(cx).is_ready()
+                {
+                    *driver = None;
+                }
+                response.as_mut().poll(cx)
+            })
+            .await;
+            match result {
+                Ok(response) => {
+                    return Ok(response.map(|body| PooledBody {
+                        body,
+                        connection: Some(connection),
+                        idle: Arc::clone(&self.idle),
+                    }));
+                }
+                Err(mut error) => match error.take_message() {
+                    Some(unsent) if is_reused => request = unsent,
+                    _ => return Err(PoolError::Http(error.into_error())),
+                },
+            }
+        }
+    }
+
+    fn take_idle(&self) -> Option<Connection> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(Idle { mut connection, since }) = idle.pop() {
+            // Reads an end of stream that arrived while nobody drove the connection.
+            connection.drive(&mut Context::from_waker(Waker::noop()));
+            let is_alive = connection.driver.is_some() && connection.sender.is_ready();
+            if is_alive && since.elapsed() < MAX_IDLE_TIME {
+                return Some(connection);
+            }
+        }
+        None
+    }
+
+    async fn connect(&self) -> Result<Connection, PoolError> {
+        let connecting = TcpStream::connect((self.host.as_str(), self.port));
+        let stream = tokio::time::timeout(self.connect_timeout, connecting)
+            .await
+            .map_err(|_| PoolError::ConnectTimeout(self.connect_timeout))?
+            .map_err(PoolError::Connect)?;
+        stream.set_nodelay(true).map_err(PoolError::Connect)?;
+        let (sender, driver) = http1::handshake(TokioIo::new(stream)).await.map_err(PoolError::Http)?;
+        Ok(Connection { sender, driver: Some(Box::pin(driver)) })
+    }
+}
+
+/// A response's body, which drives its connection. Read to its end it gives the connection back; dropped before, it
+/// closes it.
+#[derive(Debug)]
+pub(super) struct PooledBody {
+    body: Incoming,
+    connection: Option<Connection>,
+    idle: Arc<Mutex<Vec<Idle>>>,
+}
+
+impl PooledBody {
+    /// The next piece: everything that has arrived, up to about `max` bytes.
+    pub(super) fn poll_piece(
+        &mut self,
+        cx: &mut Context<'_>,
+        max: usize,
+    ) -> Poll<Option<Result<Bytes, PoolError>>> {
+        let mut first: Option<Bytes> = None;
+        let mut joined = BytesMut::new();
+        let mut was_driven = false;
+        loop {
+            match Pin::new(&mut self.body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    was_driven = false;
+                    let Ok(data) = frame.into_data() else { continue };
+                    match first.take() {
+                        None if joined.is_empty() => first = Some(data),
+                        None => joined.extend_from_slice(&data),
+                        Some(head) => {
+                            joined.extend_from_slice(&head);
+                            joined.extend_from_slice(&data);
+                        }
+                    }
+                    if joined.len() >= max {
+                        return Poll::Ready(Some(Ok(joined.freeze())));
+                    }
+                }
+                // What has arrived is handed out first: the end or the error comes again on the next poll.
+                Poll::Ready(_) | Poll::Pending if first.is_some() => {
+                    if !std::mem::replace(&mut was_driven, true) && self.drive(cx) {
+                        continue;
+                    }
+                    return Poll::Ready(first.map(Ok));
+                }
+                Poll::Ready(_) | Poll::Pending if !joined.is_empty() => {
+                    if !std::mem::replace(&mut was_driven, true) && self.drive(cx) {
+                        continue;
+                    }
+                    return Poll::Ready(Some(Ok(joined.freeze())));
+                }
+                Poll::Ready(None) => {
+                    self.release(cx);
+                    return Poll::Ready(None);
+                }
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(PoolError::Http(error)))),
+                Poll::Pending => {
+                    if std::mem::replace(&mut was_driven, true) || !self.drive(cx) {
+                        return Poll::Pending;
+                    }
+                }
+            }
+        }
+    }
+
+    /// False if there is nothing left to drive.
+    fn drive(&mut self, cx: &mut Context<'_>) -> bool {
+        match &mut self.connection {
+            Some(connection) if connection.driver.is_some() => {
+                connection.drive(cx);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn release(&mut self, cx: &mut Context<'_>) {
+        let Some(mut connection) = self.connection.take() else { return };
+        connection.drive(cx);
+        if connection.driver.is_none() || !connection.sender.is_ready() {
+            return;
+        }
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < MAX_IDLE {
+            idle.push(Idle { connection, since: Instant::now() });
+        }
+    }
+}

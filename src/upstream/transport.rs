@@ -1,0 +1,385 @@
+//! The ways to an upstream, and the reply's head and body.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{Method, Request, StatusCode, Uri};
+use http_body::Body;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use tower::ServiceExt;
+
+use super::headers::forward_request_headers;
+use super::pool::{Pool, PoolError, PooledBody};
+use super::url::{BaseUrl, InvalidUrl};
+use crate::record::UpstreamKind;
+
+/// Longest waits. There is no limit on a whole reply: long answers are healthy.
+#[derive(Debug, Clone, Copy)]
+pub struct Timeouts {
+    /// For a connection.
+    pub connect: Duration,
+    /// From the request to the reply's head.
+    pub first_byte: Duration,
+    /// Between two pieces of a reply.
+    pub idle: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(10),
+            first_byte: Duration::from_secs(600),
+            idle: Duration::from_secs(300),
+        }
+    }
+}
+
+/// An upstream that could not be set up or did not answer. No message holds a key.
+#[derive(Debug, thiserror::Error)]
+pub enum UpstreamError {
+    #[error(transparent)]
+    Url(#[from] InvalidUrl),
+    #[error("the upstream's API key is not usable in a header: it has control characters or is not ASCII")]
+    Key,
+    #[error("the https client could not be made: {0}")]
+    Tls(String),
+    #[error("the upstream at {upstream} cannot be reached: {cause}. Check that it runs and that upstream_base_url is right")]
+    Unreachable { upstream: String, cause: String },
+    #[error("the upstream at {upstream} did not begin to answer within {limit:?}")]
+    FirstByteTimeout { upstream: String, limit: Duration },
+    #[error("the upstream at {upstream} broke off before it answered: {cause}")]
+    Broken { upstream: String, cause: String },
+}
+
+impl UpstreamError {
+    /// True if it was a matter of time.
+    #[must_use]
+    pub const fn is_timeout(&self) -> bool {
+        matches!(self, Self::FirstByteTimeout { .. })
+    }
+}
+
+/// A reply that broke off.
+#[derive(Debug, thiserror::Error)]
+#[error("the reply broke off: {0}")]
+pub struct BodyError(String);
+
+/// Head and body of a reply.
+#[derive(Debug)]
+pub struct UpstreamReply {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: UpstreamBody,
+}
+
+/// The body of a reply. Dropping it before its end aborts the request upstream.
+#[derive(Debug)]
+pub struct UpstreamBody(Source);
+
+#[derive(Debug)]
+enum Source {
+    Pooled(Box<PooledBody>),
+    Other(UnsyncBoxBody<Bytes, BodyError>),
+}
+
+impl UpstreamBody {
+    fn other<B, E>(body: B) -> Self
+    where
+        B: Body<Data = Bytes, Error = E> + Send + 'static,
+        E: std::fmt::Display,
+    {
+        Self(Source::Other(body.map_err(|error| BodyError(error.to_string())).boxed_unsync()))
+    }
+
+    /// The next bytes, up to about `max` of them joined; `None` at the end. Nothing is read ahead of this call.
+    pub async fn next(&mut self, max: usize) -> Option<Result<Bytes, BodyError>> {
+        std::future::poll_fn(|cx| self.poll_next(cx, max)).await
+    }
+
+    fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+        max: usize,
+    ) -> Poll<Option<Result<Bytes, BodyError>>> {
+        match &mut self.0 {
+            Source::Pooled(body) => {
+                body.poll_piece(cx, max).map_err(|error: PoolError| BodyError(error.to_string()))
+            }
+            Source::Other(body) => loop {
+                let frame = std::task::ready!(Pin::new(&mut *body).poll_frame(cx));
+                match frame.map(|frame| frame.map(http_body::Frame::into_data)) {
+                    None => return Poll::Ready(None),
+                    Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                    Some(Ok(Ok(data))) => return Poll::Ready(Some(Ok(data))),
+                    Some(Ok(Err(_trailers))) => {}
+                }
+            },
+        }
+    }
+}
+
+/// What answers model calls.
+#[derive(Debug)]
+pub struct Upstream {
+    kind: UpstreamKind,
+    transport: Transport,
+    /// `Bearer …`, marked sensitive.
+    key: Option<HeaderValue>,
+    timeouts: Timeouts,
+    /// It refused what lego adds for capture.
+    refuses_additions: AtomicBool,
+}
+
+#[derive(Debug)]
+enum Transport {
+    Http { base: BaseUrl, pool: Pool },
+    Reqwest { base: BaseUrl, client: reqwest::Client },
+    InProcess(Router),
+}
+
+impl Upstream {
+    /// An upstream at a URL. `key` is the API key's value.
+    ///
+    /// # Errors
+    /// [`UpstreamError`] when the URL or the key is not usable.
+    pub fn http(
+        base_url: &str,
+        kind: UpstreamKind,
+        key: Option<&str>,
+        timeouts: Timeouts,
+    ) -> Result<Self, UpstreamError> {
+        let base = BaseUrl::parse(base_url)?;
+        let key = key.map(bearer).transpose()?;
+        let transport = if base.is_https() || goes_through_proxy(&base) {
+            // A provider may have been installed already: any will do.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+            let mut builder = reqwest::Client::builder()
+                .tcp_nodelay(true)
+                .connect_timeout(timeouts.connect)
+                .redirect(reqwest::redirect::Policy::none());
+            if base.is_loopback() {
+                builder = builder.no_proxy();
+            }
+            let client = builder.build().map_err(|error| UpstreamError::Tls(error.to_string()))?;
+            Transport::Reqwest { base, client }
+        } else {
+            let (host, port) = base.host_port();
+            let pool = Pool::new(host, port, timeouts.connect);
+            Transport::Http { pool, base }
+        };
+        Ok(Self { kind, transport, key, timeouts, refuses_additions: AtomicBool::new(false) })
+    }
+
+    /// The embedded engine in this process.
+    #[must_use]
+    pub fn in_process(router: Router, timeouts: Timeouts) -> Self {
+        Self {
+            kind: UpstreamKind::Embedded,
+            transport: Transport::InProcess(router),
+            key: None,
+            timeouts,
+            refuses_additions: AtomicBool::new(false),
+        }
+    }
+
+    /// Which engine it is.
+    #[must_use]
+    pub const fn kind(&self) -> UpstreamKind {
+        self.kind
+    }
+
+    /// Its waits.
+    #[must_use]
+    pub const fn timeouts(&self) -> Timeouts {
+        self.timeouts
+    }
+
+    /// True if it once refused what lego adds for capture.
+    #[must_use]
+    pub fn refuses_additions(&self) -> bool {
+        self.refuses_additions.load(Ordering::Relaxed)
+    }
+
+    /// Remembers that it refuses what lego adds for capture.
+    pub fn set_refuses_additions(&self) {
+        self.refuses_additions.store(true, Ordering::Relaxed);
+    }
+
+    /// How it is called in messages.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match &self.transport {
+            Transport::Http { base, .. } | Transport::Reqwest { base, .. } => base.to_string(),
+            Transport::InProcess(_) => "embedded".to_owned(),
+        }
+    }
+
+    /// `text` with the upstream's key blacked out, should the upstream have repeated it.
+    #[must_use]
+    pub fn without_key(&self, text: Bytes) -> Bytes {
+        let key = self.key.as_ref().map(|key| key.as_bytes().trim_ascii_start());
+        let Some(key) = key.and_then(|key| key.strip_prefix(b"Bearer ")) else { return text };
+        let Some(mut at) = find(&text, key) else { return text };
+        let mut clean = Vec::with_capacity(text.len());
+        let mut rest = &text[..];
+        loop {
+            clean.extend_from_slice(&rest[..at]);
+            clean.extend_from_slice(b"[redacted]");
+            rest = &rest[at + key.len()..];
+            match find(rest, key) {
+                Some(next) => at = next,
+                None => break,
+            }
+        }
+        clean.extend_from_slice(rest);
+        Bytes::from(clean)
+    }
+
+    /// Sends a request to `route` (such as `/chat/completions`) with the client's end-to-end headers and the
+    /// upstream's own key.
+    ///
+    /// # Errors
+    /// [`UpstreamError`] when no reply began.
+    pub async fn send(
+        &self,
+        method: Method,
+        route: &str,
+        query: Option<&str>,
+        client_headers: &HeaderMap,
+        body: Bytes,
+    ) -> Result<UpstreamReply, UpstreamError> {
+        let limit = self.timeouts.first_byte;
+        let exchange = self.exchange(method, route, query, client_headers, body);
+        match tokio::time::timeout(limit, exchange).await {
+            Ok(result) => result,
+            Err(_) => Err(UpstreamError::FirstByteTimeout { upstream: self.name(), limit }),
+        }
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        route: &str,
+        query: Option<&str>,
+        client_headers: &HeaderMap,
+        body: Bytes,
+    ) -> Result<UpstreamReply, UpstreamError> {
+        let broken = |cause: String| UpstreamError::Broken { upstream: self.name(), cause };
+        let unreachable = |cause: String| UpstreamError::Unreachable { upstream: self.name(), cause };
+        let headers = forward_request_headers(client_headers, self.key.as_ref());
+        let query = query.map(without_key_parameter).filter(|query| !query.is_empty());
+        match &self.transport {
+            Transport::Http { base, pool } => {
+                let uri = base.join(route, query.as_deref()).map_err(|error| broken(error.to_string()))?;
+                let path = uri.path_and_query().map_or("/", |path| path.as_str());
+                let origin: Uri = path.parse().map_err(|_| broken("the URL's path is broken".into()))?;
+                let mut request = Request::new(Full::new(body));
+                *request.method_mut() = method;
+                *request.uri_mut() = origin;
+                *request.headers_mut() = headers;
+                let host = HeaderValue::from_str(base.authority())
+                    .map_err(|_| broken("the URL's host is broken".into()))?;
+                request.headers_mut().insert(header::HOST, host);
+                let response = pool.send(request).await.map_err(|error| match error {
+                    PoolError::Http(_) => broken(error.to_string()),
+                    _ => unreachable(error.to_string()),
+                })?;
+                let (head, body) = response.into_parts();
+                let body = UpstreamBody(Source::Pooled(Box::new(body)));
+                Ok(UpstreamReply { status: head.status, headers: head.headers, body })
+            }
+            Transport::Reqwest { base, client } => {
+                let uri = base.join(route, query.as_deref()).map_err(|error| broken(error.to_string()))?;
+                let request = client.request(method, uri.to_string()).headers(headers).body(body);
+                let response = request.send().await.map_err(|error| {
+                    let is_connect = error.is_connect();
+                    let cause = chain(&error.without_url());
+                    if is_connect { unreachable(cause) } else { broken(cause) }
+                })?;
+                let (head, body) = http::Response::<reqwest::Body>::from(response).into_parts();
+                let body = UpstreamBody::other(body);
+                Ok(UpstreamReply { status: head.status, headers: head.headers, body })
+            }
+            Transport::InProcess(router) => {
+                let query = query.map_or(String::new(), |query| format!("?{query}"));
+                let mut request = Request::new(axum::body::Body::from(body));
+                *request.method_mut() = method;
+                *request.uri_mut() = format!("/v1{route}{query}")
+                    .parse()
+                    .map_err(|_| broken("the URL's query is broken".into()))?;
+                *request.headers_mut() = headers;
+                let response = match router.clone().oneshot(request).await {
+                    Ok(response) => response,
+                    Err(never) => match never {},
+                };
+                let (head, body) = response.into_parts();
+                let body = UpstreamBody::other(body);
+                Ok(UpstreamReply { status: head.status, headers: head.headers, body })
+            }
+        }
+    }
+}
+
+fn bearer(key: &str) -> Result<HeaderValue, UpstreamError> {
+    let mut value =
+        HeaderValue::from_str(&format!("Bearer {}", key.trim())).map_err(|_| UpstreamError::Key)?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// Plain http to a host that is not this machine honours the environment's proxies, which `reqwest` knows.
+fn goes_through_proxy(base: &BaseUrl) -> bool {
+    let has_proxy = ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"]
+        .iter()
+        .any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
+    has_proxy && !base.is_loopback()
+}
+
+/// Clients of some vendors put their key into the query.
+fn without_key_parameter(query: &str) -> String {
+    let kept = query.split('&').filter(|pair| {
+        let name = pair.split('=').next().unwrap_or_default();
+        !name.is_empty() && !name.eq_ignore_ascii_case("key") && !name.eq_ignore_ascii_case("api_key")
+    });
+    kept.collect::<Vec<_>>().join("&")
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}
+
+fn find(text: &[u8], part: &[u8]) -> Option<usize> {
+    if part.is_empty() {
+        return None;
+    }
+    text.windows(part.len()).position(|window| window == part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn g04_a_key_that_the_upstream_repeats_is_blacked_out() {
+        let upstream =
+            Upstream::http("http://127.0.0.1:1", UpstreamKind::Openai, Some("sk-canary"), Timeouts::default())
+                .expect("upstream");
+        let text = Bytes::from_static(b"bad key sk-canary (sk-canary)");
+        assert_eq!(upstream.without_key(text), "bad key [redacted] ([redacted])");
+        assert!(!format!("{upstream:?}").contains("canary"));
+        assert_eq!(without_key_parameter("api-version=1&key=canary"), "api-version=1");
+    }
+}

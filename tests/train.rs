@@ -1,0 +1,337 @@
+//! The learner from outside: it learns, its results do not depend on how the work is cut, checkpoints resume to the bit.
+
+use lego::kernels::Pool;
+use lego::loss::{AdvantageEstimator, Aggregation, PolicyLossOptions};
+use lego::model::{Config, Model, Shape};
+use lego::record::{CallId, EpisodeId, GroupId, PolicyVersion, Sample, SampleParts};
+use lego::train::{
+    Checkpoints, DegenerateGroups, Episode, Learner, LearnerOptions, OptimizerOptions, StepMetrics,
+    TrainError,
+};
+use serde_json::json;
+
+const VOCAB: usize = 40;
+
+fn tiny_model() -> Model {
+    let config = Config::new(Shape {
+        vocab_size: VOCAB,
+        hidden_size: 16,
+        intermediate_size: 32,
+        num_hidden_layers: 2,
+        num_attention_heads: 2,
+        num_key_value_heads: 1,
+        head_dim: 8,
+        rope_theta: 1e4,
+        max_position_embeddings: 64,
+        tie_word_embeddings: true,
+    })
+    .expect("sizes fit");
+    Model::init(config, 5)
+}
+
+fn options() -> LearnerOptions {
+    LearnerOptions {
+        learning_rate: 1e-2,
+        loss: PolicyLossOptions { kl_coef: 0.01, clip_high: 0.28, ..Default::default() },
+        ..LearnerOptions::default()
+    }
+}
+
+/// A row whose sampled tokens are two stretches, with log-probs as `model` has them.
+fn sample(model: &Model, pool: &Pool, token_ids: Vec<u32>, version: u64) -> Sample {
+    let length = token_ids.len();
+    let log_probs = model.log_probs(pool, &[&token_ids], 1.0).expect("valid ids").remove(0);
+    let is_sampled = |i: usize| (3..6).contains(&i) || i >= length - 3;
+    let some = |i: usize| is_sampled(i).then_some(());
+    Sample::new(SampleParts {
+        loss_mask: (0..length).map(is_sampled).collect(),
+        logprobs: (0..length).map(|i| some(i).map(|()| log_probs[i - 1])).collect(),
+        weight_version: (0..length).map(|i| some(i).map(|()| version)).collect(),
+        temperature: (0..length).map(|i| some(i).map(|()| 1.0)).collect(),
+        call_spans: vec![(CallId::now(), 3, 6), (CallId::now(), length - 3, length)],
+        token_ids,
+        ..SampleParts::default()
+    })
+    .expect("a valid sample")
+}
+
+fn ids(seed: usize, length: usize) -> Vec<u32> {
+    (0..length).map(|i| ((seed * 31 + i * i * 7 + i) % VOCAB) as u32).collect()
+}
+
+/// Four groups of four; the last has no spread. Episodes have one to three rows of different lengths.
+fn episodes(model: &Model, pool: &Pool) -> Vec<Episode> {
+    (0..16)
+        .map(|i| Episode {
+            episode_id: EpisodeId(i as u64),
+            group_id: GroupId(i as u64 / 4),
+            reward: if i >= 12 { 1.0 } else { f64::from(u8::from(i % 3 == 0)) },
+            samples: (0..1 + i % 3)
+                .map(|row| sample(model, pool, ids(i * 5 + row, 9 + (i * 7 + row * 11) % 40), 0))
+                .collect(),
+        })
+        .collect()
+}
+
+/// Weights and metrics after two versions of two optimizer steps each.
+fn train(
+    threads: usize,
+    max_microbatch_tokens: usize,
+    is_reversed: bool,
+) -> (Vec<f32>, Vec<StepMetrics>) {
+    let model = tiny_model();
+    let pool = Pool::new(threads);
+    let mut episodes = episodes(&model, &pool);
+    if is_reversed {
+        episodes.reverse();
+    }
+    let options = LearnerOptions { max_microbatch_tokens, ..options() };
+    let mut learner =
+        Learner::new(model.clone(), Some(model), options, pool).expect("valid options");
+    let mut metrics = Vec::new();
+    for version in 0..2 {
+        metrics.extend(
+            learner.train_version(&episodes, 2, PolicyVersion(version)).expect("finite numbers"),
+        );
+    }
+    (learner.model().parameters().flat().to_vec(), metrics)
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn a_step_is_the_same_bits_at_any_threads_microbatches_and_arrival_order() {
+    let (weights, metrics) = train(1, 100_000, false);
+    for (threads, tokens, is_reversed) in [(2, 100_000, false), (1, 1, false), (2, 90, true)] {
+        let (other, other_metrics) = train(threads, tokens, is_reversed);
+        assert_eq!(metrics, other_metrics, "{threads} threads, {tokens} tokens");
+        assert_eq!(bits(&weights), bits(&other), "{threads} threads, {tokens} tokens");
+    }
+    assert_eq!(metrics.len(), 4);
+    assert_eq!(metrics[0].max_logprob_diff, Some(0.0), "captured by the same model");
+    assert_eq!(metrics[1].max_logprob_diff, Some(0.0), "recomputed before the first update");
+    assert_eq!(metrics[0].prob_correlation, Some(1.0));
+    assert_eq!(metrics[0].kl, Some(0.0), "the first step starts at the reference");
+    assert!(metrics[1].kl.expect("reference") > 0.0);
+    assert_eq!(metrics[0].ratio_max, 1.0);
+    assert!(metrics[1].ratio_max > 1.0, "the ratio is against captured log-probs");
+    // The second version's batch was sampled by the first.
+    assert_eq!(metrics[2].policy_version_lag_max, 1);
+    assert_eq!((metrics[2].aligned_tokens, metrics[2].max_logprob_diff), (0, None));
+    assert_eq!(metrics[3].optimizer_step, 4);
+    assert_eq!(metrics[0].degenerate_group_ratio, 0.25);
+    assert_eq!(metrics[0].all_solved_group_ratio, 0.25);
+}
+
+#[test]
+fn rewarded_tokens_become_likely() {
+    let model = tiny_model();
+    let pool = Pool::new(2);
+    let good = sample(&model, &pool, ids(1, 12), 0);
+    let bad = sample(&model, &pool, ids(2, 12), 0);
+    let options = LearnerOptions {
+        loss: PolicyLossOptions::default(),
+        advantage: AdvantageEstimator::GrpoTrl,
+        ..options()
+    };
+    let mut learner = Learner::new(model, None, options, pool).expect("valid options");
+    let probability = |learner: &Learner, sample: &Sample| {
+        let log_probs = learner
+            .model()
+            .log_probs(&Pool::new(1), &[&sample.token_ids], 1.0)
+            .expect("valid ids")
+            .remove(0);
+        (1..sample.token_ids.len())
+            .filter(|&i| sample.loss_mask[i])
+            .map(|i| f64::from(log_probs[i - 1]).exp())
+            .sum::<f64>()
+            / sample.sampled_tokens() as f64
+    };
+    let before = probability(&learner, &good);
+    for version in 0..40 {
+        // Fresh captures each version: on-policy.
+        let episode = |id: u64, reward: f64, sample_ids: &Sample| Episode {
+            episode_id: EpisodeId(id),
+            group_id: GroupId(0),
+            reward,
+            samples: vec![sample(
+                learner.model(),
+                &Pool::new(1),
+                sample_ids.token_ids.clone(),
+                version,
+            )],
+        };
+        let batch = [episode(0, 1.0, &good), episode(1, 0.0, &bad)];
+        let metrics =
+            learner.train_version(&batch, 1, PolicyVersion(version)).expect("finite numbers");
+        assert_eq!(metrics[0].max_logprob_diff, Some(0.0));
+        assert_eq!(metrics[0].clip_fraction, 0.0);
+    }
+    let after = probability(&learner, &good);
+    assert!(after > 0.8 && before < 0.1, "{before} -> {after}");
+}
+
+#[test]
+fn a_batch_without_spread_changes_nothing() {
+    let model = tiny_model();
+    let pool = Pool::new(1);
+    let mut episodes = episodes(&model, &pool);
+    for episode in &mut episodes {
+        episode.reward = 0.0;
+    }
+    for degenerate_groups in [DegenerateGroups::Keep, DegenerateGroups::Drop] {
+        let options = LearnerOptions {
+            loss: PolicyLossOptions::default(),
+            degenerate_groups,
+            ..options()
+        };
+        let mut learner =
+            Learner::new(model.clone(), None, options, Pool::new(1)).expect("valid options");
+        let metrics =
+            learner.train_version(&episodes, 1, PolicyVersion(0)).expect("a step without effect");
+        assert_eq!((metrics[0].grad_norm, metrics[0].loss), (None, 0.0));
+        assert_eq!(metrics[0].degenerate_group_ratio, 1.0);
+        assert_eq!(metrics[0].all_failed_group_ratio, 1.0);
+        assert_eq!(metrics[0].max_logprob_diff, Some(0.0), "still compared");
+        assert_eq!(learner.optimizer_steps(), 0);
+        assert_eq!(bits(learner.model().parameters().flat()), bits(model.parameters().flat()));
+    }
+}
+
+#[test]
+fn dropped_groups_leave_the_denominator() {
+    let model = tiny_model();
+    let pool = Pool::new(1);
+    let episodes = episodes(&model, &pool);
+    let step = |degenerate_groups| {
+        let options = LearnerOptions {
+            loss: PolicyLossOptions::default(),
+            aggregation: Aggregation::TokenMean,
+            degenerate_groups,
+            ..options()
+        };
+        let mut learner =
+            Learner::new(model.clone(), None, options, Pool::new(1)).expect("valid options");
+        learner.train_version(&episodes, 1, PolicyVersion(0)).expect("finite").remove(0)
+    };
+    let (kept, dropped) = (step(DegenerateGroups::Keep), step(DegenerateGroups::Drop));
+    let without_spread: usize =
+        episodes[12..].iter().flat_map(|e| &e.samples).map(Sample::sampled_tokens).sum();
+    assert_eq!(kept.sampled_tokens - dropped.sampled_tokens, without_spread);
+    let ratio = dropped.grad_norm.expect("gradient") / kept.grad_norm.expect("gradient");
+    let expected = kept.sampled_tokens as f64 / dropped.sampled_tokens as f64;
+    assert!((ratio - expected).abs() < 1e-4, "{ratio} {expected}");
+}
+
+#[test]
+fn what_cannot_be_trained_on_is_refused_by_name() {
+    let model = tiny_model();
+    let pool = Pool::new(1);
+    let mut bad = episodes(&model, &pool);
+    bad[3].reward = f64::NAN;
+    let mut learner = Learner::new(model.clone(), Some(model.clone()), options(), Pool::new(1))
+        .expect("valid options");
+    let refused = |learner: &mut Learner, episodes: &[Episode]| {
+        learner.train_version(episodes, 1, PolicyVersion(0)).expect_err("refused").to_string()
+    };
+    assert!(refused(&mut learner, &bad).contains("reward of episode 3"));
+    assert!(refused(&mut learner, &[]).contains("no episode"));
+    let twice = [bad[0].clone(), bad[0].clone()];
+    assert!(refused(&mut learner, &twice).contains("episode 0 is in the batch twice"));
+    assert_eq!(bits(learner.model().parameters().flat()), bits(model.parameters().flat()));
+
+    let mut bad_options = options();
+    bad_options.loss.clip_low = 2.0;
+    let refused = Learner::new(model.clone(), Some(model.clone()), bad_options, Pool::new(1));
+    assert!(refused.expect_err("refused").to_string().contains("clip_low"));
+    let refused = Learner::new(model, None, options(), Pool::new(1));
+    assert!(refused.expect_err("refused").to_string().contains("kl_coef"));
+}
+
+#[test]
+fn a_checkpoint_resumes_to_the_bit() {
+    let folder = tempfile::tempdir().expect("temp folder");
+    let checkpoints = Checkpoints::new(folder.path().join("checkpoints"), 2);
+    let model = tiny_model();
+    let pool = Pool::new(1);
+    let episodes = episodes(&model, &pool);
+    let new = || {
+        let options = LearnerOptions {
+            optimizer: OptimizerOptions { weight_decay: 0.1, ..Default::default() },
+            ..options()
+        };
+        Learner::new(model.clone(), Some(model.clone()), options, Pool::new(1)).expect("valid")
+    };
+    let mut straight = new();
+    let companion = folder.path().join("tokenizer.json");
+    std::fs::write(&companion, "{}").expect("written");
+    assert_eq!(checkpoints.latest().expect("readable"), None);
+    for version in 0..4 {
+        straight.train_version(&episodes, 2, PolicyVersion(version)).expect("finite");
+        let run = json!({ "version": version + 1, "rng": "0xfeed" });
+        checkpoints
+            .save(version + 1, &straight, std::slice::from_ref(&companion), &run)
+            .expect("saved");
+    }
+    assert_eq!(checkpoints.steps().expect("readable"), [3, 4], "the last two are kept");
+
+    let mut resumed = new();
+    let earlier = folder.path().join("checkpoints/step_3");
+    let run = resumed.restore(&earlier).expect("restored");
+    assert_eq!(run, json!({ "version": 3, "rng": "0xfeed" }));
+    assert_eq!(resumed.optimizer_steps(), 6);
+    let metrics = resumed.train_version(&episodes, 2, PolicyVersion(3)).expect("finite");
+    assert_eq!(metrics[1].optimizer_step, 8);
+    assert_eq!(
+        bits(resumed.model().parameters().flat()),
+        bits(straight.model().parameters().flat())
+    );
+    // Any Hugging Face tool can load the folder.
+    assert!(Model::load(&earlier).is_ok());
+    assert!(earlier.join("tokenizer.json").exists());
+}
+
+#[test]
+fn a_damaged_checkpoint_is_refused_by_file_name() {
+    let folder = tempfile::tempdir().expect("temp folder");
+    let checkpoints = Checkpoints::new(folder.path().to_owned(), 5);
+    let mut learner =
+        Learner::new(tiny_model(), Some(tiny_model()), options(), Pool::new(1)).expect("valid");
+    for (step, file) in (1..)
+        .zip(["model.safetensors", "optimizer.safetensors", "trainer_state.json", "config.json"])
+    {
+        let dir = checkpoints.save(step, &learner, &[], &json!({})).expect("saved");
+        let path = dir.join(file);
+        let mut bytes = std::fs::read(&path).expect("readable");
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&path, &bytes).expect("written");
+        let refused = learner.restore(&dir).expect_err("refused");
+        assert!(matches!(refused, TrainError::BrokenCheckpoint { .. }), "{refused}");
+        assert!(refused.to_string().contains(file), "{refused}");
+        bytes.truncate(middle);
+        std::fs::write(&path, &bytes).expect("written");
+        assert!(learner.restore(&dir).expect_err("refused").to_string().contains("were written"));
+        std::fs::remove_file(&path).expect("removed");
+        assert!(learner.restore(&dir).expect_err("refused").to_string().contains(file));
+    }
+    let dir = checkpoints.save(9, &learner, &[], &json!({})).expect("saved");
+    std::fs::remove_file(dir.join("checkpoint.json")).expect("removed");
+    assert!(learner.restore(&dir).expect_err("refused").to_string().contains("checkpoint.json"));
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_written_leaves_the_earlier_ones() {
+    let folder = tempfile::tempdir().expect("temp folder");
+    let checkpoints = Checkpoints::new(folder.path().to_owned(), 1);
+    let learner =
+        Learner::new(tiny_model(), Some(tiny_model()), options(), Pool::new(1)).expect("valid");
+    checkpoints.save(1, &learner, &[], &json!({})).expect("saved");
+    let missing = folder.path().join("no-such-tokenizer.json");
+    let error = checkpoints.save(2, &learner, &[missing], &json!({})).expect_err("refused");
+    assert!(error.to_string().contains("no-such-tokenizer.json"), "{error}");
+    assert_eq!(checkpoints.steps().expect("readable"), [1]);
+    assert_eq!(std::fs::read_dir(folder.path()).expect("readable").count(), 1, "no half folder");
+}

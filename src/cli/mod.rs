@@ -17,6 +17,7 @@ mod config;
 mod sft;
 mod doctor;
 mod sandbox;
+mod task;
 
 /// `1.2.3 (abcdef012345)`: version and git commit.
 pub const VERSION: &str = concat!(
@@ -47,6 +48,8 @@ enum Command {
     Sft(sft::Args),
     /// Make sandboxes by hand.
     Sandbox(sandbox::Args),
+    /// List, show and check the tasks of a dataset.
+    Task(task::Args),
     /// Show what works on this machine, with remedies.
     Doctor(doctor::Args),
 }
@@ -62,6 +65,7 @@ impl Cli {
             Command::Config(args) => config::run(args),
             Command::Sft(args) => sft::run(args),
             Command::Sandbox(args) => sandbox::run(args),
+            Command::Task(args) => task::run(args),
             Command::Doctor(args) => doctor::run(args),
         }
     }

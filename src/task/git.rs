@@ -50,11 +50,15 @@ pub fn git<S: AsRef<OsStr>>(folder: &Path, args: &[S], stdin: &[u8]) -> Result<V
         .stderr(Stdio::piped())
         .spawn()
         .map_err(GitError::Start)?;
-    if let Some(mut pipe) = child.stdin.take() {
-        // A git that stopped reading says why on stderr.
-        let _ = pipe.write_all(stdin);
-    }
-    let output = child.wait_with_output()?;
+    let pipe = child.stdin.take();
+    // Written beside, since git may want its output read before it reads on.
+    let output = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // A git that stopped reading says why on stderr.
+            pipe.map(|mut pipe| pipe.write_all(stdin))
+        });
+        child.wait_with_output()
+    })?;
     let command = || args.first().map(|arg| arg.as_ref().to_string_lossy().into_owned()).unwrap_or_default();
     if output.status.success() {
         return Ok(output.stdout);

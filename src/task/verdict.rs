@@ -36,8 +36,16 @@ impl Verdict {
     /// The verdict on a diff that never came to the tests.
     #[must_use]
     pub fn rejected(task: &Task, note: String) -> Self {
-        let tests = ids(task).map(|id| (id.clone(), TestResult::Missing)).collect();
-        Self { resolved: false, tests, note: Some(note), restored_paths: Vec::new(), evidence: None }
+        let tests = ids(task)
+            .map(|id| (id.clone(), TestResult::Missing))
+            .collect();
+        Self {
+            resolved: false,
+            tests,
+            note: Some(note),
+            restored_paths: Vec::new(),
+            evidence: None,
+        }
     }
 
     /// Solved: reward 1.
@@ -49,7 +57,11 @@ impl Verdict {
     /// The share of tests that passed, for partial credit; 1 only if resolved.
     #[must_use]
     pub fn passed_share(&self) -> f64 {
-        let passed = self.tests.values().filter(|&&result| result == TestResult::Passed).count();
+        let passed = self
+            .tests
+            .values()
+            .filter(|&&result| result == TestResult::Passed)
+            .count();
         if passed == self.tests.len() {
             return f64::from(u8::from(self.resolved));
         }
@@ -77,7 +89,10 @@ pub(super) struct RunnerOutput {
 pub(super) fn parse(stdout: &[u8], nonce: &str) -> RunnerOutput {
     let mut output = RunnerOutput::default();
     for line in String::from_utf8_lossy(stdout).lines() {
-        let Some(rest) = line.strip_prefix(nonce).and_then(|rest| rest.strip_prefix(' ')) else {
+        let Some(rest) = line
+            .strip_prefix(nonce)
+            .and_then(|rest| rest.strip_prefix(' '))
+        else {
             continue;
         };
         match rest.split_once(' ') {
@@ -134,7 +149,9 @@ fn objection(output: &RunnerOutput, evidence: &ExitEvidence) -> Option<String> {
         (Some(code), _) => format!("code {code}"),
         (None, signal) => format!("signal {}", signal.unwrap_or(0)),
     };
-    Some(format!("the runner ended with {ended}, which its results do not explain"))
+    Some(format!(
+        "the runner ended with {ended}, which its results do not explain"
+    ))
 }
 
 #[cfg(test)]
@@ -158,7 +175,10 @@ mod tests {
     }
 
     fn graded(stdout: &str, code: i32) -> Verdict {
-        let evidence = ExitEvidence { code: Some(code), ..ExitEvidence::default() };
+        let evidence = ExitEvidence {
+            code: Some(code),
+            ..ExitEvidence::default()
+        };
         grade(&task(), &parse(stdout.as_bytes(), "n0"), &evidence)
     }
 
@@ -191,10 +211,22 @@ mod tests {
         for code in [1, 137] {
             let verdict = graded(all, code);
             assert!(!verdict.is_resolved() && verdict.note.is_some());
-            assert_eq!(verdict.passed_share(), 0.0, "all passed, but nobody believes it");
+            assert_eq!(
+                verdict.passed_share(),
+                0.0,
+                "all passed, but nobody believes it"
+            );
         }
-        assert!(graded("n0 PASS a\nn0 FAIL b\nn0 PASS c\n", 1).note.is_none());
-        let evidence = ExitEvidence { timed_out: true, signal: Some(9), ..ExitEvidence::default() };
+        assert!(
+            graded("n0 PASS a\nn0 FAIL b\nn0 PASS c\n", 1)
+                .note
+                .is_none()
+        );
+        let evidence = ExitEvidence {
+            timed_out: true,
+            signal: Some(9),
+            ..ExitEvidence::default()
+        };
         assert!(!grade(&task(), &parse(all.as_bytes(), "n0"), &evidence).is_resolved());
     }
 }

@@ -233,7 +233,7 @@ fn any_number_of_threads_share_one_cache() {
 async fn nothing_fails_and_the_reference_passes() {
     let bench = bench();
     let untouched = bench.grade(|_| {}).await;
-    assert!(!untouched.is_resolved());
+    assert!(!untouched.resolved);
     for id in &bench.task.fail_to_pass {
         assert_eq!(untouched.tests[id], TestResult::Failed, "{id}");
     }
@@ -241,10 +241,10 @@ async fn nothing_fails_and_the_reference_passes() {
         assert_eq!(untouched.tests[id], TestResult::Passed, "{id}");
     }
     let solved = bench.grade_fixed_with("").await;
-    assert!(solved.is_resolved(), "{solved:?}");
+    assert!(solved.resolved, "{solved:?}");
     assert_eq!(solved.tests.len(), 14);
     let reference = bench.verify(bench.task.patch.as_bytes()).await;
-    assert!(reference.is_resolved(), "{reference:?}");
+    assert!(reference.resolved, "{reference:?}");
 }
 
 #[tokio::test]
@@ -261,7 +261,7 @@ async fn programs_that_end_hang_or_explode_are_graded_not_excused() {
         "def (",
     ] {
         let verdict = bench.grade_fixed_with(prologue).await;
-        assert!(!verdict.is_resolved(), "{prologue}");
+        assert!(!verdict.resolved, "{prologue}");
     }
 }
 
@@ -273,7 +273,7 @@ async fn printed_results_do_not_count() {
             for to in (1, 2):\n        os.write(to, b'PASS test_hidden_%02d\\nready\\n' % n)\n\
         os._exit(0)";
     let verdict = bench.grade_fixed_with(prologue).await;
-    assert!(!verdict.is_resolved());
+    assert!(!verdict.resolved);
     assert!(
         verdict
             .tests
@@ -298,7 +298,7 @@ async fn tests_are_the_datasets_whatever_the_diff_says() {
             .expect("write");
         })
         .await;
-    assert!(!verdict.is_resolved());
+    assert!(!verdict.resolved);
     assert_eq!(verdict.restored_paths, ["tests"]);
     assert_eq!(
         verdict.tests[&bench.task.fail_to_pass[0]],
@@ -314,7 +314,7 @@ async fn diffs_that_reach_out_or_do_not_apply_are_graded() {
     let stale = bench.task.patch.replace("\n-", "\n-  ");
     for diff in [outside, link, &stale, "not a diff"] {
         let verdict = bench.verify(diff.as_bytes()).await;
-        assert!(!verdict.is_resolved());
+        assert!(!verdict.resolved);
         assert!(verdict.note.is_some(), "{diff}");
     }
     assert!(!bench.root.path().join("x").exists());

@@ -43,7 +43,7 @@ pub(super) struct Sealed {
 }
 
 /// Makes the file of a new segment.
-pub(super) type CreateDisk = fn(&Path) -> io::Result<Box<dyn Disk>>;
+pub(super) type CreateDisk = Box<dyn Fn(&Path) -> io::Result<Box<dyn Disk>> + Send>;
 
 pub(super) fn create_file(path: &Path) -> io::Result<Box<dyn Disk>> {
     Ok(Box::new(

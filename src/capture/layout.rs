@@ -123,7 +123,7 @@ pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
 /// `YYYY-MM-DD`, UTC, of a time in µs since the Unix epoch.
 ///
 /// Days to civil date: H. Hinnant, "chrono-compatible low-level date algorithms", `civil_from_days`.
-pub(super) fn date_of(received_at_us: i64) -> String {
+pub fn date_of(received_at_us: i64) -> String {
     let days = received_at_us.div_euclid(86_400_000_000) + 719_468;
     let era = days.div_euclid(146_097);
     let day_of_era = days.rem_euclid(146_097);

@@ -33,6 +33,7 @@ mod writer;
 
 pub use compact::column_names;
 pub use error::CaptureError;
+pub use layout::date_of;
 pub use reader::{Query, Reader};
 pub use recovery::{Recovery, TornTail};
 pub use writer::{Closed, Durability, Writer, WriterOptions};

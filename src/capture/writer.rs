@@ -84,7 +84,7 @@ impl Writer {
     /// # Errors
     /// Another writer has the folder, or it cannot be read or written.
     pub fn open(dir: &Path, options: WriterOptions) -> Result<Self, CaptureError> {
-        Self::open_on(dir, options, journal::create_file)
+        Self::open_on(dir, options, Box::new(journal::create_file))
     }
 
     pub(super) fn open_on(
@@ -262,3 +262,6 @@ async fn write(
     compactor.push(journal.seal());
     closed
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@ use clap::Subcommand;
 
 use super::Usage;
 use crate::config::{Config, ConfigPaths, Environment, FileKind, Use, reference_markdown};
+use crate::telemetry;
 
 /// Check, show and document the three config files.
 #[derive(Debug, clap::Args)]
@@ -27,7 +28,11 @@ enum Command {
         json: bool,
     },
     /// Print the reference of every key, as Markdown.
-    Docs,
+    Docs {
+        /// Print the reference of every metric instead.
+        #[arg(long)]
+        metrics: bool,
+    },
 }
 
 #[derive(Debug, clap::Args)]
@@ -110,7 +115,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
                 }
             }
         }
-        Command::Docs => print!("{}", reference_markdown()?),
+        Command::Docs { metrics: false } => print!("{}", reference_markdown()?),
+        Command::Docs { metrics: true } => print!("{}", telemetry::reference_markdown()),
     }
     Ok(())
 }

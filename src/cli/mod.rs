@@ -13,11 +13,14 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
 mod agent;
+mod capture;
 mod config;
-mod sft;
 mod doctor;
+mod launch;
 mod sandbox;
+mod sft;
 mod task;
+mod train;
 
 /// `1.2.3 (abcdef012345)`: version and git commit.
 pub const VERSION: &str = concat!(
@@ -40,18 +43,16 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Train(train::Args),
+    Launch(launch::Args),
+    Sft(sft::Args),
+    Capture(capture::Args),
+    Config(config::Args),
+    Sandbox(sandbox::Args),
+    Task(task::Args),
+    Doctor(doctor::Args),
     #[command(hide = true)]
     Agent(agent::Args),
-    /// Check, show and document the three config files.
-    Config(config::Args),
-    /// Train a policy on conversations: the supervised warm start.
-    Sft(sft::Args),
-    /// Make sandboxes by hand.
-    Sandbox(sandbox::Args),
-    /// List, show and check the tasks of a dataset.
-    Task(task::Args),
-    /// Show what works on this machine, with remedies.
-    Doctor(doctor::Args),
 }
 
 impl Cli {
@@ -61,12 +62,15 @@ impl Cli {
     /// What the command could not do.
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
-            Command::Agent(args) => agent::run(args),
-            Command::Config(args) => config::run(args),
+            Command::Train(args) => train::run(args),
+            Command::Launch(args) => launch::run(args),
             Command::Sft(args) => sft::run(args),
+            Command::Capture(args) => capture::run(args),
+            Command::Config(args) => config::run(args),
             Command::Sandbox(args) => sandbox::run(args),
             Command::Task(args) => task::run(args),
             Command::Doctor(args) => doctor::run(args),
+            Command::Agent(args) => agent::run(args),
         }
     }
 }
@@ -83,6 +87,50 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
         .chain()
         .any(|cause| cause.is::<Usage>() || cause.is::<crate::config::ConfigError>());
     if is_usage { 2 } else { 1 }
+}
+
+/// An error with its causes; a cause that the message before it already quotes is not repeated.
+#[must_use]
+pub fn message(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+/// A token that the first Ctrl-C (or SIGTERM) cancels; the second ends the process at once.
+#[must_use]
+pub fn stop_on_signal() -> tokio_util::sync::CancellationToken {
+    let stop = tokio_util::sync::CancellationToken::new();
+    let cancel = stop.clone();
+    tokio::spawn(async move {
+        signal().await;
+        eprintln!("stopping; once more to stop at once");
+        cancel.cancel();
+        signal().await;
+        std::process::exit(130);
+    });
+    stop
+}
+
+async fn signal() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
+            return;
+        }
+    }
+    let _ = tokio::signal::ctrl_c().await;
 }
 
 /// Runs a command's future on a new multi-threaded runtime.

@@ -230,7 +230,7 @@ async fn check(verifier: &Verifier, backend: &dyn Backend, task: &Task) -> Resul
     };
     let untouched = verify(b"").await?;
     let is_as_claimed = |id: &String, wanted: TestResult| untouched.tests.get(id) == Some(&wanted);
-    if untouched.is_resolved() {
+    if untouched.resolved {
         return Err("doing nothing solves it".to_owned());
     }
     if let Some(id) = task
@@ -252,7 +252,7 @@ async fn check(verifier: &Verifier, backend: &dyn Backend, task: &Task) -> Resul
         ));
     }
     let solved = verify(task.patch.as_bytes()).await?;
-    if !solved.is_resolved() {
+    if !solved.resolved {
         return Err(format!(
             "the reference patch does not solve it: {}",
             explain(&solved)

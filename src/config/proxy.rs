@@ -20,7 +20,7 @@ pub struct Proxy {
     pub upstream_base_url: String,
     /// Name of the environment variable with the upstream's API key.
     pub upstream_api_key_env: Option<String>,
-    /// Which server the upstream is. `auto`: `embedded` for the embedded engine, `vllm` for a URL.
+    /// Which server the upstream is.
     pub upstream_kind: UpstreamKind,
     /// Folder of the embedded engine's model, in Hugging Face form.
     pub model_path: PathBuf,

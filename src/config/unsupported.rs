@@ -178,10 +178,16 @@ impl Notes<'_> {
 
     fn policy(&mut self) {
         let proxy = &self.config.proxy;
-        let key = if self.config.policy.upstream.is_some() {
-            "policy.upstream"
+        let (key, remedy) = if self.config.policy.upstream.is_some() {
+            (
+                "policy.upstream",
+                "Set it to embedded, and take policy.base_url out.",
+            )
         } else {
-            "proxy.upstream_base_url"
+            (
+                "proxy.upstream_base_url",
+                "Set it to embedded, and proxy.model_path to the model's folder.",
+            )
         };
         self.refuse_if(
             !proxy.is_embedded() && proxy.upstream_kind == UpstreamKind::Openai,
@@ -193,7 +199,7 @@ impl Notes<'_> {
             !proxy.is_embedded(),
             key,
             "only the embedded engine gives the trainer exact token ids and takes its weights",
-            "Set proxy.upstream_base_url to embedded, and proxy.model_path to the model's folder.",
+            remedy,
         );
         self.refuse_if(
             !proxy.capture_token_ids,

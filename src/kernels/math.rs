@@ -14,16 +14,10 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::V) -> S::V {
         let x = S::min(S::max(x, S::splat(-87.3)), S::splat(88.0));
         let k = S::round(S::mul(x, S::splat(std::f32::consts::LOG2_E)));
         // ln 2 in two parts: the first has so few bits that k times it is exact.
-        let r = S::fma(k, S::splat(-0.693_359_375), x);
+        let r = S::fma(k, S::splat(-355.0 / 512.0), x);
         let r = S::fma(k, S::splat(2.121_944_4e-4), r);
-        let mut p = S::splat(1.987_569_15e-4);
-        for coefficient in [
-            1.398_199_95e-3,
-            8.333_452e-3,
-            4.166_579_6e-2,
-            1.666_666_55e-1,
-            5.000_000_1e-1,
-        ] {
+        let mut p = S::splat(1.987_569_1e-4);
+        for coefficient in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_66, 0.5] {
             p = S::fma(p, r, S::splat(coefficient));
         }
         let y = S::add(S::fma(S::mul(p, r), r, r), S::splat(1.0));

@@ -15,8 +15,10 @@ mod attention_backward;
 mod gemm;
 mod isa;
 mod math;
+mod matmul;
 mod norm;
 mod pool;
+mod rope;
 mod simd;
 mod softmax;
 
@@ -26,11 +28,13 @@ pub use attention::{
     Heads, Run, attention, attention_cached, cache_capacity, cache_copy, cache_write,
 };
 pub use attention_backward::{AttentionInputs, attention_backward};
-pub use gemm::{Output, Packed, View, accumulate_outer, matmul, matmul_packed};
+pub use gemm::Output;
 pub use isa::Isa;
 pub use math::with_scratch;
-pub use norm::{HeadNorm, RopeTable, rms_norm, rms_norm_backward, rms_norm_weight_gradient};
+pub use matmul::{Packed, View, accumulate_outer, matmul, matmul_packed};
+pub use norm::{rms_norm, rms_norm_backward, rms_norm_weight_gradient};
 pub use pool::Pool;
+pub use rope::{HeadNorm, RopeTable};
 pub use softmax::{
     Normalizer, apply_temperature, entropy, log_prob, log_prob_gradient, log_softmax, normalizer,
     softmax,

@@ -84,6 +84,10 @@ impl Layer<'_> {
 
     /// Gradient of [`Layer::project`]: adds to `dx_nd` from the gradients at queries, keys and values. On
     /// return `d.q_nq` and `d.k_nk` hold gradients at the head norms' outputs.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "inputs, gradients in and gradients out"
+    )]
     pub(super) fn project_backward(
         &self,
         pool: &Pool,

@@ -231,6 +231,7 @@ impl Reader<'_> {
 
     /// transformers 5 writes `rope_parameters`, older files `rope_theta` and `rope_scaling`.
     fn rope_theta(&self) -> Result<f64, ModelError> {
+        let mut found = None;
         for key in ["rope_parameters", "rope_scaling"] {
             let Some(Value::Object(rope)) = self.json.get(key) else {
                 continue;
@@ -251,13 +252,16 @@ impl Reader<'_> {
                 }
             }
             if let Some(theta) = rope.get("rope_theta") {
-                return theta
-                    .as_f64()
-                    .filter(|theta| *theta > 0.0)
-                    .ok_or_else(|| self.bad(key, "a positive rope_theta"));
+                let theta = theta.as_f64().filter(|theta| *theta > 0.0);
+                found = found.or(Some(
+                    theta.ok_or_else(|| self.bad(key, "a positive rope_theta"))?,
+                ));
             }
         }
-        self.float("rope_theta")
+        match found {
+            Some(theta) => Ok(theta),
+            None => self.float("rope_theta"),
+        }
     }
 
     fn refuse_foreign_math(&self) -> Result<(), ModelError> {

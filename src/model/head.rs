@@ -20,6 +20,7 @@ pub(super) struct Predictions {
     pub log_probs: Vec<f32>,
     pub entropy: Vec<f32>,
     pub log_sum_exp: Vec<f32>,
+    pub temperature: f32,
 }
 
 static SERIAL: Pool = Pool::serial();
@@ -115,6 +116,7 @@ impl Model {
             scale_n,
             log_probs,
             entropy: entropies,
+            temperature,
             log_sum_exp,
         }
     }
@@ -127,7 +129,6 @@ impl Model {
         batch: &Batch,
         x_nd: &[f32],
         predictions: &Predictions,
-        temperature: f32,
         grad: &[f32],
         gradients: &mut Gradients,
     ) -> Buffer {
@@ -167,9 +168,9 @@ impl Model {
                     Output::Set,
                 );
                 for (&at, logits) in active.iter().zip(d_logits.chunks_exact_mut(vocab)) {
-                    apply_temperature(logits, temperature);
+                    apply_temperature(logits, predictions.temperature);
                     let target = batch.tokens[batch.predicting[at] as usize + 1] as usize;
-                    let scaled = grad[at] / temperature;
+                    let scaled = grad[at] / predictions.temperature;
                     log_prob_gradient(logits, target, predictions.log_sum_exp[at], scaled);
                 }
                 let weights = View::new(weights, hidden);

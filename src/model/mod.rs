@@ -50,7 +50,6 @@ pub struct Pass {
     /// Output of the last layer, `[rows, hidden]`.
     x_nd: Buffer,
     predictions: Predictions,
-    temperature: f32,
 }
 
 impl Pass {
@@ -192,7 +191,6 @@ impl Model {
             saved,
             x_nd,
             predictions,
-            temperature,
         })
     }
 
@@ -232,7 +230,6 @@ impl Model {
             saved,
             x_nd,
             predictions,
-            temperature,
         } = pass;
         let length = |what, found, expected| {
             Err(ModelError::Length {
@@ -255,15 +252,7 @@ impl Model {
             return length("gradients", gradients.flat.len(), self.parameters.len());
         }
         let grad = grad_log_probs.concat();
-        let dy_nd = self.predict_backward(
-            pool,
-            &batch,
-            &x_nd,
-            &predictions,
-            temperature,
-            &grad,
-            gradients,
-        );
+        let dy_nd = self.predict_backward(pool, &batch, &x_nd, &predictions, &grad, gradients);
         self.sequences_backward(pool, &batch, saved, dy_nd, gradients);
         Ok(())
     }

@@ -9,12 +9,14 @@
 //! - Staleness is bounded by admission: trials of a version are started only when that version is published.
 
 mod conclude;
+mod error;
 mod schedule;
 mod seed;
 mod trial;
 mod wave;
 
 pub use conclude::{SessionFacts, conclude};
+pub use error::RolloutError;
 pub use schedule::TaskOrder;
 pub use seed::derive_seed;
 pub use trial::{Purpose, TrialEnv, TrialOptions, TrialResult, TrialSpec, run_trial};

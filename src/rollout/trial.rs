@@ -1,7 +1,7 @@
 //! One trial: a task, a sandbox, a harness, a session; then the verifier.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::{RolloutError, SessionFacts, conclude};
 use crate::harness::{Harness, LISTEN_PORT, TrialInput, WORKSPACE};
-use crate::proxy::{Proxy, SessionResult, SessionSpec};
+use crate::proxy::{Proxy, SessionResult, SessionSampling, SessionSpec, VersionSource};
 use crate::record::{
-    CallKind, Disposition, EpisodeId, ExitEvidence, GroupId, InfraFailure, Outcome, Sample,
+    CallKind, CallStatus, Disposition, EpisodeId, ExitEvidence, GroupId, InfraFailure, Outcome, Sample,
     SessionId, TaskId, Termination, TrialId,
 };
 use crate::sandbox::{Backend, Limits, Mount, Spec};
-use crate::task::{Task, TaskStore, Verdict, Verifier};
+use crate::task::{ChangeError, Task, TaskStore, Verdict, Verifier};
 use crate::trajectory;
 
 /// What a trial is for. Evaluation trials are captured like the others and never train.
@@ -47,15 +47,13 @@ pub struct TrialOptions {
     /// Wall time of the harness; then the trial ends as the policy's own timeout.
     pub timeout: Duration,
     /// Model calls a trial may make.
-    pub max_calls: usize,
+    pub max_calls: u64,
     /// Name the harness asks for.
     pub model_name: String,
     pub limits: Limits,
     pub max_output_bytes: usize,
     /// An out-of-memory trial is graded; if not, it is masked.
     pub is_agent_oom_graded: bool,
-    /// Reward is the share of passed tests, not all or nothing.
-    pub has_partial_credit: bool,
     /// Reward of a trial that the policy itself made invalid, where that is wanted.
     pub invalid_reward: Option<f64>,
 }
@@ -68,6 +66,8 @@ pub struct TrialEnv {
     pub verifier: Verifier,
     pub harness: Arc<dyn Harness>,
     pub options: TrialOptions,
+    /// The version that the upstream samples with now.
+    pub policy_version: VersionSource,
     /// Workspaces of running trials.
     pub scratch: PathBuf,
     /// `trials/<trial_id>/` keeps logs, diff, verifier output and `result.json`.
@@ -150,21 +150,19 @@ pub async fn run_trial(
         let folder = TrialFolder::create(env, spec, result.attempts)?;
         let session_id: SessionId = format!("{}.{}", spec.trial_id, result.attempts)
             .parse()
-            .map_err(|error: crate::record::InvalidId| RolloutError::Capture(error.to_string()))?;
+            .map_err(|error: crate::record::InvalidId| RolloutError::Session(error.to_string()))?;
         let attempt = tokio::select! {
             attempt = attempt(env, spec, &session_id, &folder) => attempt?,
-            () = cancel.cancelled() => {
-                let _closed = env.proxy.close_session(&session_id).await;
-                return Err(RolloutError::Cancelled);
-            }
+            // Dropping the attempt ends its sandbox and closes its session.
+            () = cancel.cancelled() => return Err(RolloutError::Cancelled),
         };
         let is_last = result.attempts == 2 || !deserves_another(&attempt.outcome);
         result.outcome = attempt.outcome.clone();
         result.reward = is_last.then(|| reward(&env.options, &attempt)).flatten();
         result.turns = attempt.session.calls.len();
-        account(spec, &attempt, is_last, &session_id, &mut result)?;
+        account(&attempt, is_last, &mut result)?;
         result.wall = started.elapsed();
-        folder.write_result(env, &ResultFile {
+        folder.write("result.json", &ResultFile {
             trial_id: &spec.trial_id,
             task_id: &spec.task.instance_id,
             session_id: &session_id,
@@ -199,14 +197,215 @@ fn reward(options: &TrialOptions, attempt: &Attempt) -> Option<f64> {
     if *termination == Termination::AgentOom && !options.is_agent_oom_graded {
         return None;
     }
-    let verdict = attempt.verdict.as_ref()?;
     let is_invalid = matches!(
         termination,
         Termination::AgentOom | Termination::AgentTimeout | Termination::NonZeroExit
     );
-    Some(match options.invalid_reward {
-        Some(floor) if is_invalid => floor,
-        _ if options.has_partial_credit => verdict.passed_share(),
-        _ => f64::from(u8::from(verdict.is_resolved())),
+    match options.invalid_reward {
+        Some(floor) if is_invalid => Some(floor),
+        _ => attempt.verdict.as_ref().map(|verdict| verdict.reward),
+    }
+}
+
+/// Books every sampled token of an attempt (law 6) and takes the samples of the last one.
+fn account(attempt: &Attempt, is_last: bool, result: &mut TrialResult) -> Result<(), RolloutError> {
+    let spec = &result.spec;
+    let calls = &attempt.session.calls;
+    let episode = trajectory::Episode { episode_id: spec.episode, group_id: spec.group };
+    let built = trajectory::samples(&trajectory::lineages(calls), Some(episode));
+    built.check(calls).map_err(|unbalanced| RolloutError::Ledger {
+        trial: spec.trial_id.to_string(),
+        cause: unbalanced.to_string(),
+    })?;
+    let verdict_on_trained = if matches!(attempt.outcome, Outcome::Invalid { .. }) || !is_last {
+        Some(Disposition::InfraFailure)
+    } else if spec.purpose == Purpose::Evaluation {
+        Some(Disposition::Dropped("evaluation".to_owned()))
+    } else if result.reward.is_none() {
+        Some(Disposition::Masked("agent_oom".to_owned()))
+    } else {
+        None
+    };
+    for entry in built.ledger {
+        result.sampled_tokens += entry.tokens;
+        let disposition = match (&verdict_on_trained, entry.disposition) {
+            (None, Disposition::Trained) => continue,
+            (Some(verdict), Disposition::Trained) => verdict.clone(),
+            (_, other) => other,
+        };
+        result.left_out.push((disposition, entry.tokens));
+    }
+    result.prompt_tokens += calls
+        .iter()
+        .filter_map(|call| call.prompt_token_ids.as_ref())
+        .map(|ids| ids.len() as u64)
+        .sum::<u64>();
+    if verdict_on_trained.is_none() {
+        result.samples = built.samples;
+    }
+    Ok(())
+}
+
+/// One try: sandbox, harness, diff, verifier.
+async fn attempt(
+    env: &TrialEnv,
+    spec: &TrialSpec,
+    session_id: &SessionId,
+    folder: &TrialFolder,
+) -> Result<Attempt, RolloutError> {
+    let invalid = |failure, evidence, session| Attempt {
+        outcome: Outcome::Invalid { failure },
+        evidence,
+        session,
+        verdict: None,
+    };
+    let nothing = || (ExitEvidence::default(), SessionResult::default());
+    let workspace = folder.scratch.join("workspace");
+    if let Err(error) = in_background({
+        let (store, task, workspace) = (Arc::clone(&env.store), Arc::clone(&spec.task), workspace.clone());
+        move || store.prepare(&task, &workspace)
     })
+    .await?
+    {
+        let (evidence, session) = nothing();
+        return Ok(invalid(InfraFailure::Task(error.to_string()), evidence, session));
+    }
+
+    let launch = env.harness.launch(&TrialInput {
+        statement: &spec.task.problem_statement,
+        model: &env.options.model_name,
+        timeout: env.options.timeout,
+        max_output_bytes: env.options.max_output_bytes,
+    });
+    let mut mounts = launch.mounts;
+    mounts.push(Mount { host: workspace.clone(), inside: WORKSPACE.into(), is_writable: true });
+    let sandbox_spec =
+        Spec { mounts, listen_port: Some(LISTEN_PORT), limits: env.options.limits.clone() };
+    let mut sandbox = match env.backend.create(sandbox_spec).await {
+        Ok(sandbox) => sandbox,
+        Err(error) => {
+            let (evidence, session) = nothing();
+            return Ok(invalid(InfraFailure::SandboxStart(error.to_string()), evidence, session));
+        }
+    };
+    let Some(listener) = sandbox.take_listener() else {
+        let (evidence, session) = nothing();
+        let cause = "the sandbox has no listener".to_owned();
+        return Ok(invalid(InfraFailure::SandboxStart(cause), evidence, session));
+    };
+    let session = env
+        .proxy
+        .open_session(SessionSpec {
+            session_id: session_id.clone(),
+            trial_id: Some(spec.trial_id.clone()),
+            task_id: Some(spec.task.instance_id.clone()),
+            harness: Some(env.harness.name().to_owned()),
+            kind: CallKind::Policy,
+            sampling: SessionSampling::Pinned { temperature: spec.temperature, seed: spec.seed },
+            policy_version: Some(Arc::clone(&env.policy_version)),
+            max_calls: Some(env.options.max_calls),
+        })
+        .map_err(|error| RolloutError::Session(error.to_string()))?;
+    let (served, run) = {
+        let serving = env.proxy.serve_session_listener(listener, session_id);
+        tokio::pin!(serving);
+        let run = sandbox.exec(launch.exec);
+        tokio::pin!(run);
+        tokio::select! {
+            biased;
+            run = &mut run => (None, Some(run)),
+            served = &mut serving => (Some(served), None),
+        }
+    };
+    let session = session.close().await;
+    let exit = match (run, served) {
+        (Some(Ok(exit)), _) => exit,
+        (Some(Err(error)), _) => {
+            return Ok(invalid(InfraFailure::SandboxLost(error.to_string()), ExitEvidence::default(), session));
+        }
+        // The listener ends before the harness only when the proxy shuts down.
+        (None, _) => return Ok(invalid(InfraFailure::Shutdown, ExitEvidence::default(), session)),
+    };
+    // What the agent left running ends before its files are read.
+    if let Err(error) = sandbox.stop().await {
+        return Ok(invalid(InfraFailure::SandboxLost(error.to_string()), exit.evidence, session));
+    }
+    folder.write_bytes("stdout.log", &exit.stdout)?;
+    folder.write_bytes("stderr.log", &exit.stderr)?;
+
+    let facts = SessionFacts {
+        answered_calls: session.calls.iter().filter(|call| call.status == CallStatus::Ok).count(),
+        upstream_failures: session.upstream_failures.clone(),
+        is_over_max_calls: session.max_calls_hit,
+    };
+    let outcome = conclude(&exit.evidence, &facts);
+    if matches!(outcome, Outcome::Invalid { .. }) {
+        return Ok(Attempt { outcome, evidence: exit.evidence, session, verdict: None });
+    }
+    let changes = in_background({
+        let (store, task, workspace) = (Arc::clone(&env.store), Arc::clone(&spec.task), workspace);
+        move || store.changes(&task, &workspace)
+    })
+    .await?;
+    let verdict = match changes {
+        Ok(changes) => {
+            folder.write_bytes("changes.diff", &changes.diff)?;
+            env.verifier.verify(&*env.backend, &spec.task, &changes.diff).await
+        }
+        Err(ChangeError::Refused { path, reason }) => {
+            Ok(Verdict::rejected(&spec.task, format!("the diff is refused: {path}: {reason}")))
+        }
+        Err(error) => Err(InfraFailure::Verifier(error.to_string())),
+    };
+    Ok(match verdict {
+        Ok(verdict) => {
+            Attempt { outcome, evidence: exit.evidence, session, verdict: Some(verdict) }
+        }
+        Err(failure) => invalid(failure, exit.evidence, session),
+    })
+}
+
+/// Runs blocking file work off the runtime's threads.
+async fn in_background<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, RolloutError> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| RolloutError::Panicked(error.to_string()))
+}
+
+/// `trials/<trial_id>/`, and the trial's scratch folder, which goes with it.
+struct TrialFolder {
+    kept: PathBuf,
+    scratch: PathBuf,
+}
+
+impl TrialFolder {
+    fn create(env: &TrialEnv, spec: &TrialSpec, attempt: u32) -> Result<Self, RolloutError> {
+        let kept = env.trials.join(spec.trial_id.as_str());
+        let scratch = env.scratch.join(format!("{}.{attempt}", spec.trial_id));
+        for dir in [&kept, &scratch] {
+            fs::create_dir_all(dir).map_err(|source| RolloutError::Io { path: dir.clone(), source })?;
+        }
+        Ok(Self { kept, scratch })
+    }
+
+    fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), RolloutError> {
+        let path = self.kept.join(name);
+        let text = serde_json::to_vec_pretty(value).map_err(|error| RolloutError::Io {
+            path: path.clone(),
+            source: std::io::Error::other(error),
+        })?;
+        self.write_bytes(name, &text)
+    }
+
+    fn write_bytes(&self, name: &str, bytes: &[u8]) -> Result<(), RolloutError> {
+        let path = self.kept.join(name);
+        fs::write(&path, bytes).map_err(|source| RolloutError::Io { path, source })
+    }
+}
+
+impl Drop for TrialFolder {
+    fn drop(&mut self) {
+        // What is left is emptied at the run's next start.
+        let _ignored = fs::remove_dir_all(&self.scratch);
+    }
 }

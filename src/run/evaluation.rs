@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::TokenAccount;
 use crate::record::TaskId;
 
 /// One graded evaluation trial. `reward` is `None` for a trial that infrastructure failed.
@@ -42,6 +43,8 @@ pub struct Evaluation {
     pub mean_turns: f64,
     /// Trials that infrastructure failed; they count nowhere else.
     pub invalid_trials: usize,
+    /// What became of the tokens it sampled: none trains.
+    pub tokens: TokenAccount,
     /// Rewards of the sampled trials by task, then the greedy one.
     pub per_task: Vec<TaskScore>,
 }
@@ -89,6 +92,7 @@ impl Evaluation {
             by_family: families.into_iter().map(|(family, scores)| (family, rates(&scores))).collect(),
             mean_turns: if sampled_trials == 0 { 0.0 } else { turns as f64 / f64::from(sampled_trials) },
             invalid_trials: trials.iter().filter(|trial| trial.reward.is_none()).count(),
+            tokens: TokenAccount::default(),
             per_task,
         }
     }

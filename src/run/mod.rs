@@ -6,8 +6,21 @@
 //!   then computes is what it would have computed without the kill.
 //! - Every sampled token is accounted for at each step, or the run stops (law 6).
 
+mod account;
 mod error;
+mod evaluation;
 mod folder;
+mod learner;
+mod machinery;
+mod metrics;
+mod progress;
+mod report;
+mod training;
+mod waves;
 
+pub use account::TokenAccount;
 pub use error::RunError;
+pub use evaluation::{Evaluation, Rates, TaskScore};
 pub use folder::{RunFolder, write_json};
+pub use report::{CurvePoint, Report};
+pub use training::{TrainOptions, train};

@@ -18,8 +18,10 @@ pub enum TestResult {
 }
 
 /// What the hidden tests said of a trial's diff.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
+    /// 1 if resolved, else 0; with partial credit the share of tests that passed.
+    pub reward: f64,
     /// Every test of `FAIL_TO_PASS` and `PASS_TO_PASS` passed, and nothing speaks against it.
     pub resolved: bool,
     /// Each of them by name.
@@ -40,6 +42,7 @@ impl Verdict {
             .map(|id| (id.clone(), TestResult::Missing))
             .collect();
         Self {
+            reward: 0.0,
             resolved: false,
             tests,
             note: Some(note),
@@ -48,15 +51,8 @@ impl Verdict {
         }
     }
 
-    /// Solved: reward 1.
-    #[must_use]
-    pub fn is_resolved(&self) -> bool {
-        self.resolved
-    }
-
-    /// The share of tests that passed, for partial credit; 1 only if resolved.
-    #[must_use]
-    pub fn passed_share(&self) -> f64 {
+    /// The share of tests that passed; 1 only if resolved.
+    fn passed_share(&self) -> f64 {
         let passed = self
             .tests
             .values()
@@ -111,7 +107,12 @@ pub(super) fn parse(stdout: &[u8], nonce: &str) -> RunnerOutput {
 }
 
 /// Grades a run of the hidden tests: a missing result is a failed test, and the exit code has to agree.
-pub(super) fn grade(task: &Task, output: &RunnerOutput, evidence: &ExitEvidence) -> Verdict {
+pub(super) fn grade(
+    task: &Task,
+    output: &RunnerOutput,
+    evidence: &ExitEvidence,
+    has_partial_credit: bool,
+) -> Verdict {
     let tests: BTreeMap<String, TestResult> = ids(task)
         .map(|id| {
             let result = match output.tests.get(id) {
@@ -124,13 +125,18 @@ pub(super) fn grade(task: &Task, output: &RunnerOutput, evidence: &ExitEvidence)
         .collect();
     let has_all_passed = tests.values().all(|&result| result == TestResult::Passed);
     let note = objection(output, evidence);
-    Verdict {
+    let mut verdict = Verdict {
+        reward: 0.0,
         resolved: has_all_passed && note.is_none(),
         tests,
         note,
         restored_paths: Vec::new(),
         evidence: Some(evidence.clone()),
+    };
+    if verdict.resolved || has_partial_credit {
+        verdict.reward = verdict.passed_share();
     }
+    verdict
 }
 
 /// How the runner ended, where its results do not explain it.
@@ -179,24 +185,24 @@ mod tests {
             code: Some(code),
             ..ExitEvidence::default()
         };
-        grade(&task(), &parse(stdout.as_bytes(), "n0"), &evidence)
+        grade(&task(), &parse(stdout.as_bytes(), "n0"), &evidence, true)
     }
 
     #[test]
     fn only_lines_under_the_nonce_count() {
         let all = "n0 ready\nn0 PASS a\nn0 PASS b\nn0 PASS c\n";
-        assert!(graded(all, 0).is_resolved());
+        assert!(graded(all, 0).resolved);
         let fake = "n1 ready\nPASS a\nPASS b\nn0PASS c\n";
         assert!(!parse(fake.as_bytes(), "n0").is_ready);
-        assert_eq!(graded(fake, 0).passed_share(), 0.0);
+        assert_eq!(graded(fake, 0).reward, 0.0);
     }
 
     #[test]
     fn a_missing_result_is_a_failed_test() {
         let verdict = graded("n0 ready\nn0 PASS a\nn0 PASS c\n", 0);
-        assert!(!verdict.is_resolved());
+        assert!(!verdict.resolved);
         assert_eq!(verdict.tests["b"], TestResult::Missing);
-        assert!((verdict.passed_share() - 2.0 / 3.0).abs() < 1e-12);
+        assert!((verdict.reward - 2.0 / 3.0).abs() < 1e-12);
     }
 
     #[test]
@@ -210,7 +216,7 @@ mod tests {
         let all = "n0 ready\nn0 PASS a\nn0 PASS b\nn0 PASS c\n";
         for code in [1, 137] {
             let verdict = graded(all, code);
-            assert!(!verdict.is_resolved() && verdict.note.is_some());
+            assert!(!verdict.resolved && verdict.note.is_some());
             assert_eq!(
                 verdict.passed_share(),
                 0.0,
@@ -227,6 +233,6 @@ mod tests {
             signal: Some(9),
             ..ExitEvidence::default()
         };
-        assert!(!grade(&task(), &parse(all.as_bytes(), "n0"), &evidence).is_resolved());
+        assert!(!grade(&task(), &parse(all.as_bytes(), "n0"), &evidence, false).resolved);
     }
 }

@@ -26,6 +26,8 @@ pub struct VerifierOptions {
     pub hidden_test_mount: PathBuf,
     /// Host folder for the trees under test; made if absent, and emptied of each when it is graded.
     pub scratch: PathBuf,
+    /// The reward of an unsolved task is the share of its tests that pass.
+    pub partial_credit: bool,
     pub limits: Limits,
     /// Wall time of the tests.
     pub timeout: Duration,
@@ -38,6 +40,7 @@ impl VerifierOptions {
         Self {
             hidden_test_mount: "/opt/hidden_tests".into(),
             scratch: scratch.to_owned(),
+            partial_credit: false,
             limits: Limits {
                 memory_bytes: Some(512 << 20),
                 max_processes: Some(32),
@@ -154,7 +157,7 @@ impl Verifier {
         if !output.is_ready {
             return Err(InfraFailure::Verifier(why_not_ready(&exit)));
         }
-        let mut verdict = grade(task, &output, evidence);
+        let mut verdict = grade(task, &output, evidence, self.options.partial_credit);
         verdict.restored_paths.clone_from(&staged.restored_paths);
         Ok(verdict)
     }

@@ -30,7 +30,7 @@ pub enum DegenerateGroups {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LearnerOptions {
-    /// Constant over the run.
+    /// Of the steps to come; [`Learner::set_learning_rate`] changes it.
     pub learning_rate: f64,
     pub optimizer: OptimizerOptions,
     pub advantage: AdvantageEstimator,
@@ -157,6 +157,11 @@ impl Learner {
     #[must_use]
     pub fn model(&self) -> &Model {
         &self.model
+    }
+
+    /// The learning rate of the steps to come.
+    pub fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.options.learning_rate = learning_rate;
     }
 
     /// Optimizer updates taken so far.

@@ -60,7 +60,7 @@ def of_dicts(rows):
 
 
 table = pyarrow.dataset.dataset(folder, format="parquet", partitioning="hive", exclude_invalid_files=True).to_table()
-assert set(table.column("date").to_pylist()) == {"2026-11-29"} or str(table.column("date")[0]) == "2026-11-29"
+assert {str(date) for date in table.column("date").to_pylist()} == {"2026-11-29"}
 check("pyarrow", of_dicts(table.to_pylist()))
 
 

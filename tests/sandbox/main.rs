@@ -30,21 +30,37 @@ async fn choose(choice: Choice) -> Arc<dyn Backend> {
         binary: LEGO.into(),
         ..Options::default()
     };
-    select_with(&options).await.expect("this machine can make sandboxes")
+    select_with(&options)
+        .await
+        .expect("this machine can make sandboxes")
 }
 
 async fn sandbox(limits: Limits) -> Box<dyn Sandbox> {
-    backend().await.create(Spec { limits, ..Spec::default() }).await.unwrap()
+    backend()
+        .await
+        .create(Spec {
+            limits,
+            ..Spec::default()
+        })
+        .await
+        .unwrap()
 }
 
 fn mount(host: &Path, inside: &str, is_writable: bool) -> Mount {
-    Mount { host: host.into(), inside: inside.into(), is_writable }
+    Mount {
+        host: host.into(),
+        inside: inside.into(),
+        is_writable,
+    }
 }
 
 fn exec(argv: &[&str]) -> Exec {
     Exec {
         argv: argv.iter().map(Into::into).collect(),
-        env: vec![("PATH".into(), "/usr/bin:/bin".into()), ("HOME".into(), "/tmp".into())],
+        env: vec![
+            ("PATH".into(), "/usr/bin:/bin".into()),
+            ("HOME".into(), "/tmp".into()),
+        ],
         cwd: "/tmp".into(),
         stdin: Vec::new(),
         max_output_bytes: 1 << 20,
@@ -68,7 +84,10 @@ fn out(exit: &Exit) -> String {
 fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let limit = std::time::Instant::now() + Duration::from_secs(60);
     while !condition() {
-        assert!(std::time::Instant::now() < limit, "still waiting until {what}");
+        assert!(
+            std::time::Instant::now() < limit,
+            "still waiting until {what}"
+        );
         std::thread::yield_now();
     }
 }

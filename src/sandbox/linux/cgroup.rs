@@ -1,7 +1,7 @@
 //! Control groups: memory and process limits of a sandbox, and exact evidence of out-of-memory kills.
 //!
-//! Version 1 as root, or a delegated subtree of version 2. Groups are named `lego-<pid>-<start>-<n>` after
-//! the lego that made them, so that a later one can tell the leftovers of the dead from the living.
+//! Version 1 as root, or a delegated subtree of version 2. Groups are named `lego-<pid>-<start>-<backend>-<n>`
+//! after the lego that made them, so that a later one can tell the leftovers of the dead from the living.
 
 use std::fs;
 use std::io;
@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const ROOT: &str = "/sys/fs/cgroup";
 const PREFIX: &str = "lego-";
+/// The kernel charges memory in batches: so far below its limit a group can already be refused more.
+const CHARGE_BYTES: u64 = 1 << 20;
 
 /// Where this lego may make groups.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,29 +34,43 @@ pub struct Cgroups {
 pub struct Group {
     directories: Vec<PathBuf>,
     is_v2: bool,
-    has_limit: bool,
+    memory_limit: Option<u64>,
 }
 
 /// Counters at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Processes of the group that an OOM killer ended, whoever's limit it was.
-    pub oom_kills: u64,
-    /// Times that the group's own limit was hit.
-    pub limit_hits: u64,
+    oom_kills: u64,
+    /// Times that the group's own limit was hit (version 2).
+    limit_hits: u64,
+}
+
+/// Out-of-memory kills in a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kills {
+    /// Under the group's own limit.
+    pub own: u64,
+    /// By the host's OOM killer, or under a limit above the group.
+    pub host: u64,
 }
 
 impl Cgroups {
     /// What this machine offers, or why nothing can be used. Removes what dead legos left there.
+    /// `prefix` is an [`own_prefix`].
     ///
     /// # Errors
     /// For people: what is missing.
-    pub fn find() -> Result<Self, String> {
+    pub fn find(prefix: String) -> Result<Self, String> {
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let place = find_v1(&own).or_else(|v1| {
             find_v2(&own).map_err(|v2| format!("version 1: {v1}; version 2: {v2}"))
         })?;
-        let cgroups = Self { place, prefix: own_prefix(), next: AtomicU64::new(0) };
+        let cgroups = Self {
+            place,
+            prefix,
+            next: AtomicU64::new(0),
+        };
         for parent in cgroups.parents() {
             sweep(&parent);
         }
@@ -84,10 +100,22 @@ impl Cgroups {
     /// # Errors
     /// The directory or a limit cannot be made; nothing is left behind.
     pub fn create(&self, memory: Option<u64>, processes: Option<u64>) -> io::Result<Group> {
-        let name = format!("{}{}", self.prefix, self.next.fetch_add(1, Ordering::Relaxed));
-        let directories: Vec<_> = self.parents().iter().map(|parent| parent.join(&name)).collect();
+        let name = format!(
+            "{}{}",
+            self.prefix,
+            self.next.fetch_add(1, Ordering::Relaxed)
+        );
+        let directories: Vec<_> = self
+            .parents()
+            .iter()
+            .map(|parent| parent.join(&name))
+            .collect();
         let is_v2 = matches!(self.place, Place::V2 { .. });
-        let group = Group { directories, is_v2, has_limit: memory.is_some() };
+        let group = Group {
+            directories,
+            is_v2,
+            memory_limit: memory,
+        };
         let result = group.set_up(memory, processes);
         if result.is_err() {
             // The error that counts is the first one; a half-made group is empty and goes.
@@ -155,20 +183,49 @@ impl Group {
         } else {
             Counters {
                 oom_kills: keyed(&memory.join("memory.oom_control"), "oom_kill"),
-                limit_hits: number(&memory.join("memory.failcnt")).unwrap_or(0),
+                limit_hits: 0,
+            }
+        }
+    }
+
+    /// Who ended processes of the group since `before`.
+    pub fn kills_since(&self, before: Counters) -> Kills {
+        let now = self.counters();
+        let kills = now.oom_kills.saturating_sub(before.oom_kills);
+        let is_at_limit = match self.memory_limit {
+            None => false,
+            Some(_) if self.is_v2 => now.limit_hits > before.limit_hits,
+            // Version 1 has no dependable count of hits. A group whose peak is its limit ran into it.
+            Some(limit) => self
+                .peak()
+                .is_some_and(|peak| peak.saturating_add(CHARGE_BYTES) >= limit),
+        };
+        if is_at_limit {
+            Kills {
+                own: kills,
+                host: 0,
+            }
+        } else {
+            Kills {
+                own: 0,
+                host: kills,
             }
         }
     }
 
     /// Most memory that the group has held, bytes, since it was made.
     pub fn peak(&self) -> Option<u64> {
-        let file = if self.is_v2 { "memory.peak" } else { "memory.max_usage_in_bytes" };
+        let file = if self.is_v2 {
+            "memory.peak"
+        } else {
+            "memory.max_usage_in_bytes"
+        };
         number(&self.directories[0].join(file))
     }
 
-    /// The group's own memory limit can have caused a kill.
+    /// Whether kills by the group's own limit can be told.
     pub fn has_memory_limit(&self) -> bool {
-        self.has_limit
+        self.memory_limit.is_some()
     }
 
     /// # Errors
@@ -194,7 +251,13 @@ fn number(path: &Path) -> Option<u64> {
 
 fn keyed(path: &Path, key: &str) -> u64 {
     let text = fs::read_to_string(path).unwrap_or_default();
-    let value = |line: &str| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok();
+    let value = |line: &str| {
+        line.strip_prefix(key)?
+            .strip_prefix(' ')?
+            .trim()
+            .parse()
+            .ok()
+    };
     text.lines().find_map(value).unwrap_or(0)
 }
 
@@ -206,7 +269,10 @@ fn find_v1(own: &str) -> Result<Place, String> {
             .find_map(|line| {
                 let (_, rest) = line.split_once(':')?;
                 let (controllers, path) = rest.split_once(':')?;
-                controllers.split(',').any(|controller| controller == name).then_some(path)
+                controllers
+                    .split(',')
+                    .any(|controller| controller == name)
+                    .then_some(path)
             })
             .ok_or_else(|| format!("no {name} controller"))?;
         let mount = Path::new(ROOT).join(name);
@@ -217,12 +283,18 @@ fn find_v1(own: &str) -> Result<Place, String> {
             .ok_or_else(|| format!("no {name} hierarchy under {ROOT}"))
             .and_then(|directory| writable(&directory).map(|()| directory))
     };
-    Ok(Place::V1 { memory: controller("memory")?, pids: controller("pids")? })
+    Ok(Place::V1 {
+        memory: controller("memory")?,
+        pids: controller("pids")?,
+    })
 }
 
 /// The delegated subtree of version 2. lego itself moves to a leaf, since only leaves may hold processes.
 fn find_v2(own: &str) -> Result<Place, String> {
-    let path = own.lines().find_map(|line| line.strip_prefix("0::/")).ok_or("not in a group")?;
+    let path = own
+        .lines()
+        .find_map(|line| line.strip_prefix("0::/"))
+        .ok_or("not in a group")?;
     let mut parent = Path::new(ROOT).join(path);
     if !parent.join("cgroup.controllers").exists() {
         return Err(format!("{} is not of version 2", parent.display()));
@@ -233,7 +305,10 @@ fn find_v2(own: &str) -> Result<Place, String> {
     let have = fs::read_to_string(parent.join("cgroup.controllers")).map_err(|e| e.to_string())?;
     for controller in ["memory", "pids"] {
         if !have.split_whitespace().any(|name| name == controller) {
-            return Err(format!("no {controller} controller in {}", parent.display()));
+            return Err(format!(
+                "no {controller} controller in {}",
+                parent.display()
+            ));
         }
     }
     writable(&parent)?;
@@ -255,17 +330,24 @@ fn writable(directory: &Path) -> Result<(), String> {
         .map_err(|error| format!("{}: {error}", directory.display()))
 }
 
-/// `lego-<pid>-<start>-` of this process.
+/// `lego-<pid>-<start>-<backend>-` of this process, another one at each call.
 pub fn own_prefix() -> String {
+    static BACKENDS: AtomicU64 = AtomicU64::new(0);
     let pid = std::process::id();
-    format!("{PREFIX}{pid}-{}-", start_time(pid).unwrap_or(0))
+    let backend = BACKENDS.fetch_add(1, Ordering::Relaxed);
+    format!("{PREFIX}{pid}-{}-{backend}-", start_time(pid).unwrap_or(0))
 }
 
 /// When a process started, in clock ticks since boot; with the pid it names a process for good.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold anything; field 22 is the 20th after it.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+    stat.rsplit_once(')')?
+        .1
+        .split_whitespace()
+        .nth(19)?
+        .parse()
+        .ok()
 }
 
 /// Ends and removes what legos that are dead have left in `parent`.
@@ -273,7 +355,10 @@ fn sweep(parent: &Path) {
     for name in group_names(parent) {
         let owner = name.strip_prefix(PREFIX).and_then(|rest| {
             let mut parts = rest.split('-');
-            Some((parts.next()?.parse::<u32>().ok()?, parts.next()?.parse::<u64>().ok()?))
+            Some((
+                parts.next()?.parse::<u32>().ok()?,
+                parts.next()?.parse::<u64>().ok()?,
+            ))
         });
         if let Some((pid, start)) = owner
             && start_time(pid) != Some(start)
@@ -297,7 +382,10 @@ pub fn remove_with_prefix(parent: &Path, prefix: &str) {
 fn end(group: &Path) {
     const ROUNDS: u32 = 200;
     for _ in 0..ROUNDS {
-        for pid in fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default().lines() {
+        for pid in fs::read_to_string(group.join("cgroup.procs"))
+            .unwrap_or_default()
+            .lines()
+        {
             if let Ok(pid) = pid.parse::<libc::pid_t>() {
                 // SAFETY: plain numbers; the process is in a group that a dead lego made for its sandbox.
                 unsafe { libc::kill(pid, libc::SIGKILL) };
@@ -334,7 +422,9 @@ mod tests {
 
     #[test]
     fn a_group_carries_its_limits_and_goes() {
-        let Ok(cgroups) = Cgroups::find() else { return };
+        let Ok(cgroups) = Cgroups::find(own_prefix()) else {
+            return;
+        };
         let group = cgroups.create(Some(64 << 20), Some(10)).unwrap();
         let pids = number(&group.directories.last().unwrap().join("pids.max"));
         assert_eq!(pids, Some(10));

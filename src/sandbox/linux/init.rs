@@ -98,8 +98,8 @@ fn prepare_for(child: libc::pid_t, plan: &Plan, ids: Ids) -> Result<Vec<OwnedFd>
             if plan.mounts.is_empty() {
                 return Ok(Vec::new());
             }
-            let namespace = fs::File::open(format!("/proc/{child}/ns/user"))
-                .step("open the user namespace")?;
+            let namespace =
+                fs::File::open(format!("/proc/{child}/ns/user")).step("open the user namespace")?;
             plan.mounts
                 .iter()
                 .map(|shown| {
@@ -157,7 +157,9 @@ fn first_process(
     }
     sys::loopback_up().step("loopback up")?;
     let listener = plan.listen_port.map(listen).transpose()?;
-    nix::unistd::sethostname("sandbox").map_err(io::Error::from).step("host name")?;
+    nix::unistd::sethostname("sandbox")
+        .map_err(io::Error::from)
+        .step("host name")?;
     rootfs::enter(plan, id_mapped, ids != Ids::Host)?;
     // From here on nothing inside can trace us or open our descriptors, and we die with the helper.
     sys::prctl(libc::PR_SET_DUMPABLE, 0).step("dumpable")?;
@@ -168,7 +170,14 @@ fn first_process(
     fds.extend(listener.iter().map(AsFd::as_fd));
     wire::send(socket.as_fd(), &FromInit::Ready, &fds).step("send ready")?;
     drop((proc, root, listener));
-    Init { jail, socket, live: BTreeMap::new(), is_alone: true }.serve().step("pid 1")
+    Init {
+        jail,
+        socket,
+        live: BTreeMap::new(),
+        is_alone: true,
+    }
+    .serve()
+    .step("pid 1")
 }
 
 /// The weak sandbox: this process itself runs the programs, on the host's own system.
@@ -177,12 +186,21 @@ fn run_weak(plan: &Plan, mut jail: Jail, socket: &OwnedFd) -> Result<(), Failure
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1).step("subreaper")?;
     // The port inside is the host's: any free one, and lego translates.
     let listener = plan.listen_port.map(|_| listen(0)).transpose()?;
-    let address = listener.as_ref().map(TcpListener::local_addr).transpose().step("listener")?;
+    let address = listener
+        .as_ref()
+        .map(TcpListener::local_addr)
+        .transpose()
+        .step("listener")?;
     jail.landlock = Some(Rules::new(plan, address.map(|address| address.port()))?);
     let fds: Vec<_> = listener.iter().map(AsFd::as_fd).collect();
     wire::send(socket.as_fd(), &FromInit::Ready, &fds).step("send ready")?;
     drop(listener);
-    let mut init = Init { jail, socket, live: BTreeMap::new(), is_alone: false };
+    let mut init = Init {
+        jail,
+        socket,
+        live: BTreeMap::new(),
+        is_alone: false,
+    };
     let result = init.serve().step("init");
     init.kill_all().step("kill all")?;
     result
@@ -219,7 +237,8 @@ impl Init<'_> {
                 Err(Errno::EINTR) => continue,
                 other => other?,
             };
-            let [message, child] = ready.map(|fd| fd.revents().is_some_and(|events| !events.is_empty()));
+            let [message, child] =
+                ready.map(|fd| fd.revents().is_some_and(|events| !events.is_empty()));
             if child {
                 while signals.read_signal()?.is_some() {}
                 while self.reap(libc::WNOHANG)? {}
@@ -306,8 +325,13 @@ impl Init<'_> {
 fn kill_descendants(pid: u32) {
     let path = format!("/proc/{pid}/task/{pid}/children");
     // A process that is gone has no children left; those that it had are ours now.
-    for child in fs::read_to_string(path).unwrap_or_default().split_whitespace() {
-        let Ok(child) = child.parse::<u32>() else { continue };
+    for child in fs::read_to_string(path)
+        .unwrap_or_default()
+        .split_whitespace()
+    {
+        let Ok(child) = child.parse::<u32>() else {
+            continue;
+        };
         kill_descendants(child);
         // SAFETY: plain numbers; a child of ours cannot be recycled before we reap it.
         unsafe { libc::kill(child as libc::pid_t, libc::SIGKILL) };

@@ -4,7 +4,7 @@
 //! lego ──socket──▶ nursery ──fork──▶ helper ──clone──▶ pid 1 ──fork──▶ programs
 //!   └───────────────control socket──────┴───────────────┘
 //! ```
-//! `client` and `running` are lego's side; `nursery`, `init`, `program`, `rootfs` run in the helper
+//! `client`, `running` and `run` are lego's side; `nursery`, `init`, `program`, `rootfs` run in the helper
 //! processes, which have one thread and nothing of lego's memory; `wire` is what they say to each other.
 
 mod cgroup;
@@ -18,6 +18,7 @@ mod output;
 pub mod probe;
 mod program;
 mod rootfs;
+mod run;
 mod running;
 mod seccomp;
 mod sys;

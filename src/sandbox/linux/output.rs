@@ -27,12 +27,19 @@ impl Output {
     /// The descriptor is no pipe.
     pub fn new(pipe: OwnedFd, limit: usize) -> io::Result<Self> {
         let pipe = Some(pipe::Receiver::from_owned_fd(pipe)?);
-        Ok(Self { pipe, kept: Vec::new(), limit, discarded: 0 })
+        Ok(Self {
+            pipe,
+            kept: Vec::new(),
+            limit,
+            discarded: 0,
+        })
     }
 
     /// Reads once. Never resolves after the end of the stream. Loses nothing when cancelled.
     pub async fn progress(&mut self) -> io::Result<()> {
-        let Some(pipe) = &self.pipe else { return pending().await };
+        let Some(pipe) = &self.pipe else {
+            return pending().await;
+        };
         pipe.readable().await?;
         self.read_some()?;
         Ok(())
@@ -50,7 +57,9 @@ impl Output {
 
     /// False: nothing there now, or the end.
     fn read_some(&mut self) -> io::Result<bool> {
-        let Some(pipe) = &self.pipe else { return Ok(false) };
+        let Some(pipe) = &self.pipe else {
+            return Ok(false);
+        };
         let mut chunk = [0; CHUNK_BYTES];
         match pipe.try_read(&mut chunk) {
             Ok(0) => {

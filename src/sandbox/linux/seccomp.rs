@@ -65,7 +65,12 @@ const DENIED: &[i64] = &[
 ];
 
 /// Socket families inside a sandbox with an own network. Others (vsock among them) are not bound to it.
-const FAMILIES: &[i32] = &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
+const FAMILIES: &[i32] = &[
+    libc::AF_UNIX,
+    libc::AF_INET,
+    libc::AF_INET6,
+    libc::AF_NETLINK,
+];
 
 /// libc's constant is deprecated, the type is still there.
 const SOCK_PACKET: i32 = 10;
@@ -85,15 +90,20 @@ pub fn filters(isolation: &Isolation) -> Result<Vec<BpfProgram>, BackendError> {
         libc::SYS_clone,
         vec![rule(&[(0, SeccompCmpOp::MaskedEq(new_user), new_user)])?],
     );
-    let terminal_input = [libc::TIOCSTI, libc::TIOCLINUX].map(|request| {
-        rule(&[(1, SeccompCmpOp::Eq, request as u64)])
-    });
-    denied.insert(libc::SYS_ioctl, terminal_input.into_iter().collect::<Result<_, _>>()?);
+    let terminal_input =
+        [libc::TIOCSTI, libc::TIOCLINUX].map(|request| rule(&[(1, SeccompCmpOp::Eq, request)]));
+    denied.insert(
+        libc::SYS_ioctl,
+        terminal_input.into_iter().collect::<Result<_, _>>()?,
+    );
     denied.insert(libc::SYS_socket, socket_rules(isolation)?);
 
     let mut programs = vec![
         compile(denied, libc::EPERM)?,
-        compile(BTreeMap::from([(libc::SYS_clone3, Vec::new())]), libc::ENOSYS)?,
+        compile(
+            BTreeMap::from([(libc::SYS_clone3, Vec::new())]),
+            libc::ENOSYS,
+        )?,
     ];
     if cfg!(target_arch = "x86_64") {
         programs.push(refuse_x32());
@@ -146,10 +156,7 @@ fn rule(conditions: &[(u8, SeccompCmpOp, u64)]) -> Result<SeccompRule, BackendEr
     SeccompRule::new(conditions)
 }
 
-fn compile(
-    rules: BTreeMap<i64, Vec<SeccompRule>>,
-    errno: i32,
-) -> Result<BpfProgram, BackendError> {
+fn compile(rules: BTreeMap<i64, Vec<SeccompRule>>, errno: i32) -> Result<BpfProgram, BackendError> {
     let refuse = SeccompAction::Errno(errno as u32);
     let architecture = std::env::consts::ARCH.try_into()?;
     SeccompFilter::new(rules, SeccompAction::Allow, refuse, architecture)?.try_into()

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use super::wire::Shown;
 
 /// Directories with programs and libraries. On a merged-usr system all but the first are links.
-const PROGRAM_DIRECTORIES: [&str; 7] =
-    ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
+const PROGRAM_DIRECTORIES: [&str; 7] = [
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
+];
 
 /// Named parts of /etc that programs need and that hold nothing of the user's.
 const ETC: [&str; 9] = [
@@ -30,7 +31,10 @@ const FILES: [(&str, &str); 5] = [
     ),
     ("/etc/group", "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n"),
     ("/etc/hosts", "127.0.0.1 localhost sandbox\n"),
-    ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
+    (
+        "/etc/nsswitch.conf",
+        "passwd: files\ngroup: files\nhosts: files\n",
+    ),
     ("/etc/resolv.conf", ""),
 ];
 
@@ -49,7 +53,9 @@ impl System {
         let mut system = Self {
             shown: Vec::new(),
             links: vec![("/proc/mounts".into(), "/etc/mtab".into())],
-            files: FILES.map(|(path, text)| (path.into(), text.to_owned())).into(),
+            files: FILES
+                .map(|(path, text)| (path.into(), text.to_owned()))
+                .into(),
         };
         for path in PROGRAM_DIRECTORIES.map(Path::new) {
             match fs::read_link(path) {
@@ -78,14 +84,21 @@ impl System {
 
     /// Adds a path under its own name, wherever on the host it leads; absent ones are left out.
     fn show(&mut self, path: &Path) {
-        let Ok(host) = fs::canonicalize(path) else { return };
+        let Ok(host) = fs::canonicalize(path) else {
+            return;
+        };
         let is_directory = host.is_dir();
         let inside = path.to_owned();
         // What a link leads to under /usr is there already, without a mount of its own.
         if host != path && host.starts_with("/usr") {
             self.links.push((host, inside));
         } else {
-            self.shown.push(Shown { host, inside, is_writable: false, is_directory });
+            self.shown.push(Shown {
+                host,
+                inside,
+                is_writable: false,
+                is_directory,
+            });
         }
     }
 }
@@ -97,7 +110,12 @@ mod tests {
     #[test]
     fn only_system_directories_are_shown_and_none_is_writable() {
         let system = System::of_host();
-        assert!(system.shown.iter().any(|shown| shown.inside == Path::new("/usr")));
+        assert!(
+            system
+                .shown
+                .iter()
+                .any(|shown| shown.inside == Path::new("/usr"))
+        );
         for shown in &system.shown {
             assert!(!shown.is_writable);
             let is_allowed = ["/usr", "/bin", "/sbin", "/lib", "/etc/"]

@@ -139,21 +139,28 @@ pub fn send<T: Serialize>(socket: BorrowedFd, message: &T, fds: &[BorrowedFd]) -
     if bytes.len() > MAX_PACKET_BYTES {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("a message of {} bytes is over the limit of {MAX_PACKET_BYTES}", bytes.len()),
+            format!(
+                "a message of {} bytes is over the limit of {MAX_PACKET_BYTES}",
+                bytes.len()
+            ),
         ));
     }
     let raw: Vec<i32> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     let rights = [ControlMessage::ScmRights(&raw)];
     let control: &[ControlMessage] = if raw.is_empty() { &[] } else { &rights };
     let data = [IoSlice::new(&bytes)];
-    sendmsg::<()>(socket.as_raw_fd(), &data, control, MsgFlags::MSG_NOSIGNAL, None)?;
+    sendmsg::<()>(
+        socket.as_raw_fd(),
+        &data,
+        control,
+        MsgFlags::MSG_NOSIGNAL,
+        None,
+    )?;
     Ok(())
 }
 
 /// Receives one message; `None`: the other side is gone.
-pub fn receive<T: DeserializeOwned>(
-    socket: BorrowedFd,
-) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+pub fn receive<T: DeserializeOwned>(socket: BorrowedFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut buffer = vec![0u8; MAX_PACKET_BYTES];
     let mut control = nix::cmsg_space!([i32; MAX_DESCRIPTORS]);
     let mut fds = Vec::new();
@@ -173,7 +180,10 @@ pub fn receive<T: DeserializeOwned>(
         for message in received.cmsgs()? {
             if let ControlMessageOwned::ScmRights(raw) = message {
                 // SAFETY: the kernel has just installed these descriptors for us.
-                fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+                fds.extend(
+                    raw.into_iter()
+                        .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }),
+                );
             }
         }
         received.bytes
@@ -203,7 +213,10 @@ mod byte_strings {
     }
 
     fn encode(text: &OsStr) -> String {
-        text.as_bytes().iter().map(|&byte| char::from(byte)).collect()
+        text.as_bytes()
+            .iter()
+            .map(|&byte| char::from(byte))
+            .collect()
     }
 
     fn decode(text: &str) -> Option<OsString> {

@@ -1,0 +1,153 @@
+//! The writer on disks that fail.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::super::journal::Disk;
+use super::super::reader::{Query, Reader};
+use super::*;
+
+/// A disk with a given room, whose sync can be made to fail.
+#[derive(Default)]
+struct Faults {
+    used: AtomicU64,
+    room: AtomicU64,
+    sync_fails: AtomicBool,
+}
+
+struct FaultyDisk {
+    file: File,
+    faults: Arc<Faults>,
+}
+
+impl Disk for FaultyDisk {
+    fn write_at(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        let room = self.faults.room.load(Ordering::SeqCst);
+        let left = room.saturating_sub(self.faults.used.load(Ordering::SeqCst)) as usize;
+        // As a real full disk does: what fits is written, then the error comes.
+        let fits = bytes.len().min(left);
+        self.file.write_at(at, &bytes[..fits])?;
+        if fits < bytes.len() {
+            return Err(io::Error::from(io::ErrorKind::StorageFull));
+        }
+        self.faults.used.fetch_add(fits as u64, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        match self.faults.sync_fails.load(Ordering::SeqCst) {
+            true => Err(io::Error::other("the disk went away")),
+            false => self.file.sync(),
+        }
+    }
+
+    fn truncate(&mut self, length: u64) -> io::Result<()> {
+        self.file.truncate(length)
+    }
+}
+
+fn open(dir: &Path, faults: &Arc<Faults>) -> Writer {
+    let faults = Arc::clone(faults);
+    let create = move |path: &Path| -> io::Result<Box<dyn Disk>> {
+        let file = OpenOptions::new().write(true).create_new(true).open(path)?;
+        Ok(Box::new(FaultyDisk {
+            file,
+            faults: Arc::clone(&faults),
+        }))
+    };
+    Writer::open_on(dir, WriterOptions::default(), Box::new(create)).expect("free folder")
+}
+
+fn call(number: u16) -> Call {
+    let json = serde_json::json!({
+        "schema_version": 1, "call_id": uuid::Uuid::now_v7(), "choice_index": 0, "session_id": "s",
+        "attempt": number, "kind": "policy", "http_status": 200, "client_api": "openai_chat",
+        "client_stream": false, "upstream_kind": "embedded", "upstream_api": "openai_chat",
+        "model_requested": "m", "received_at": 0, "duration_us": 1, "prompt_ids_source": "absent",
+        "completion_ids_source": "absent", "logprob_semantics": "unknown", "sampling_requested": {},
+        "sampling_sent": {}, "weight_source": "unknown", "status": "ok", "trainable": false,
+        "not_trainable_reasons": []
+    });
+    serde_json::from_value(json).expect("a call")
+}
+
+fn stored(dir: &Path) -> Vec<u16> {
+    let calls = Reader::open(dir, Query::default()).expect("folder");
+    calls.map(|call| call.expect("whole").attempt).collect()
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_and_resumes_when_there_is_room() {
+    let dir = tempfile::tempdir().expect("folder");
+    let faults = Arc::new(Faults::default());
+    faults.room.store(1500, Ordering::SeqCst);
+    let writer = open(dir.path(), &faults);
+    let mut acknowledged = vec![];
+    for number in 1.. {
+        match writer.append(vec![call(number)]).await {
+            Ok(()) => acknowledged.push(number),
+            Err(error) => {
+                assert!(matches!(error, SinkError::Full { .. }), "{error}");
+                assert!(error.to_string().contains("no space left"), "{error}");
+                break;
+            }
+        }
+    }
+    assert!(!acknowledged.is_empty());
+    assert_eq!(
+        stored(dir.path()),
+        acknowledged,
+        "what was refused is not there in part"
+    );
+    faults.room.store(u64::MAX, Ordering::SeqCst);
+    writer.append(vec![call(1000)]).await.expect("room again");
+    acknowledged.push(1000);
+    assert_eq!(stored(dir.path()), acknowledged, "journal");
+    assert_eq!(writer.close().await.left_in_journal, [] as [String; 0]);
+    assert_eq!(stored(dir.path()), acknowledged, "Parquet");
+}
+
+#[tokio::test]
+async fn a_failed_sync_is_taken_back_and_the_segment_is_not_used_again() {
+    let dir = tempfile::tempdir().expect("folder");
+    let faults = Arc::new(Faults::default());
+    faults.room.store(u64::MAX, Ordering::SeqCst);
+    let writer = open(dir.path(), &faults);
+    writer.append(vec![call(1)]).await.expect("fine");
+    faults.sync_fails.store(true, Ordering::SeqCst);
+    let failed = writer.append(vec![call(2)]).await;
+    assert!(matches!(&failed, Err(SinkError::Io { reason, .. }) if reason.contains("went away")));
+    faults.sync_fails.store(false, Ordering::SeqCst);
+    writer.append(vec![call(3)]).await.expect("fine");
+    let closed = writer.close().await;
+    assert_eq!(stored(dir.path()), [1, 3]);
+    assert_eq!((closed.appends, closed.commits), (2, 2));
+    let recovered = Writer::open(dir.path(), WriterOptions::default()).expect("free folder");
+    assert_eq!(recovered.recovery(), &Recovery::default());
+    recovered.close().await;
+}
+
+#[tokio::test]
+async fn parquet_that_cannot_be_written_leaves_the_journal_readable() {
+    let dir = tempfile::tempdir().expect("folder");
+    let writer = Writer::open(dir.path(), WriterOptions::default()).expect("free folder");
+    writer.append(vec![call(1)]).await.expect("fine");
+    // A file where the day's folder should be.
+    std::fs::write(dir.path().join("date=1970-01-01"), b"").expect("written");
+    let closed = writer.close().await;
+    assert_eq!(closed.left_in_journal.len(), 1, "{closed:?}");
+    assert_eq!(stored(dir.path()), [1]);
+    std::fs::remove_file(dir.path().join("date=1970-01-01")).expect("removed");
+    let again = Writer::open(dir.path(), WriterOptions::default()).expect("free folder");
+    assert_eq!(again.close().await.left_in_journal, [] as [String; 0]);
+    assert_eq!(stored(dir.path()), [1]);
+    assert_eq!(
+        std::fs::read_dir(dir.path().join("journal"))
+            .expect("folder")
+            .count(),
+        0
+    );
+}

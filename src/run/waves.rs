@@ -1,0 +1,209 @@
+//! Which trials a step and an evaluation consist of, and how a wave of them is told to people and files.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+
+use super::evaluation::{Evaluation, EvaluationTrial};
+use super::machinery::Machinery;
+use super::progress::Progress;
+use super::RunError;
+use crate::config::Training;
+use crate::record::{EpisodeId, GroupId, InfraFailure, Outcome, PolicyVersion, TrialId};
+use crate::rollout::{Purpose, RolloutError, TaskOrder, TrialResult, TrialSpec, derive_seed, run_wave};
+use crate::task::Task;
+use crate::telemetry::{Event, EventLog};
+
+/// What seeds are for; numbers that must never change.
+const TRAINING_SEEDS: u64 = 1;
+const EVALUATION_SEEDS: u64 = 2;
+
+/// Trials of one policy version: whole groups, in the order of the run's tasks.
+pub fn training_specs(
+    training: &Training,
+    order: &TaskOrder,
+    tasks: &[Arc<Task>],
+    version: PolicyVersion,
+    incarnation: u32,
+) -> Result<Vec<TrialSpec>, RunError> {
+    let groups = training.groups_per_rollout_batch();
+    let first_group = version.0 * groups as u64;
+    let chosen = order.groups(first_group, groups);
+    let mut specs = Vec::with_capacity(training.rollout_batch_size);
+    for (group, task) in (first_group..).zip(chosen) {
+        for member in 0..training.group_size as u64 {
+            specs.push(TrialSpec {
+                trial_id: trial_id(&format!("v{}-g{group}-{member}", version.0), incarnation)?,
+                task: Arc::clone(&tasks[task]),
+                episode: EpisodeId(group * training.group_size as u64 + member),
+                group: GroupId(group),
+                purpose: Purpose::Training,
+                seed: derive_seed(&[training.seed, TRAINING_SEEDS, group, member]),
+                temperature: training.temperature,
+            });
+        }
+    }
+    Ok(specs)
+}
+
+/// Trials of a held-out evaluation: `samples` a task at `temperature`, then a greedy one if asked for.
+/// Seeds do not depend on the step, so that before and after differ by the policy alone.
+pub fn evaluation_specs(
+    training: &Training,
+    tasks: &[Arc<Task>],
+    samples: usize,
+    has_greedy: bool,
+    label: &str,
+    incarnation: u32,
+) -> Result<Vec<TrialSpec>, RunError> {
+    let mut specs = Vec::new();
+    for (index, task) in tasks.iter().enumerate() {
+        for sample in 0..samples + usize::from(has_greedy) {
+            let is_greedy = sample == samples;
+            specs.push(TrialSpec {
+                trial_id: trial_id(&format!("eval-{label}-t{index}-{sample}"), incarnation)?,
+                task: Arc::clone(task),
+                episode: EpisodeId(sample as u64),
+                group: GroupId(index as u64),
+                purpose: Purpose::Evaluation,
+                seed: derive_seed(&[training.seed, EVALUATION_SEEDS, index as u64, sample as u64]),
+                temperature: if is_greedy { 0.0 } else { training.temperature },
+            });
+        }
+    }
+    Ok(specs)
+}
+
+/// A resumed run's trials have ids of their own: the killed run's calls stay in the captures.
+fn trial_id(name: &str, incarnation: u32) -> Result<TrialId, RunError> {
+    let suffix = if incarnation == 0 { String::new() } else { format!("-r{incarnation}") };
+    format!("{name}{suffix}")
+        .parse()
+        .map_err(|error: crate::record::InvalidId| RunError::failed("naming a trial")(error.into()))
+}
+
+/// A wave that has ended.
+pub struct Wave {
+    pub results: Vec<TrialResult>,
+    pub wall: Duration,
+}
+
+impl Wave {
+    pub fn invalid(&self) -> usize {
+        self.results.iter().filter(|result| matches!(result.outcome, Outcome::Invalid { .. })).count()
+    }
+}
+
+/// Runs trials of `version`, telling of each as it ends.
+///
+/// # Errors
+/// A wave in which machinery failed every trial stops the run with the first failure; so does what no
+/// trial can do without.
+pub async fn wave(
+    machinery: &Machinery,
+    specs: Vec<TrialSpec>,
+    version: PolicyVersion,
+    events: &mut EventLog,
+    progress: &Progress,
+    stop: &CancellationToken,
+) -> Result<Wave, RunError> {
+    let started = Instant::now();
+    let mut telemetry_error = None;
+    let results = run_wave(
+        &machinery.env,
+        specs,
+        machinery.max_concurrent,
+        &stop.child_token(),
+        &mut |result| {
+            progress.advance(1);
+            let told = tell(result, version, events, progress);
+            telemetry_error = telemetry_error.take().or(told.err());
+        },
+    )
+    .await
+    .map_err(|error| match error {
+        RolloutError::Cancelled => RunError::Stopped,
+        other => RunError::failed("running trials")(other.into()),
+    })?;
+    if let Some(error) = telemetry_error {
+        return Err(RunError::failed("writing events.jsonl")(error.into()));
+    }
+    let wave = Wave { results, wall: started.elapsed() };
+    let invalid = wave.invalid();
+    if invalid > 0 {
+        tracing::warn!("filtered {invalid} invalid trajectories due to sandbox termination");
+        progress.line(&format!("filtered {invalid} invalid trajectories due to sandbox termination"));
+    }
+    let first_failure = wave.results.iter().find_map(|result| match &result.outcome {
+        Outcome::Invalid { failure } => Some(failure),
+        Outcome::Valid { .. } => None,
+    });
+    match first_failure {
+        Some(failure) if invalid == wave.results.len() => Err(RunError::AllInvalid(describe(failure))),
+        _ => Ok(wave),
+    }
+}
+
+fn tell(
+    result: &TrialResult,
+    version: PolicyVersion,
+    events: &mut EventLog,
+    progress: &Progress,
+) -> Result<(), crate::telemetry::TelemetryError> {
+    let (trial_id, task_id) = (result.spec.trial_id.clone(), result.spec.task.instance_id.clone());
+    if let Outcome::Invalid { failure } = &result.outcome {
+        let text = format!("invalid_trajectory trial={trial_id} task={task_id}: {}", describe(failure));
+        tracing::warn!("{text}");
+        progress.line(&text);
+        let (trial_id, task_id) = (trial_id.clone(), task_id.clone());
+        events.write(&Event::InvalidTrajectory { trial_id, task_id, failure: failure.clone() })?;
+    }
+    events.write(&Event::TrialFinished {
+        trial_id,
+        task_id,
+        policy_version: version,
+        outcome: result.outcome.clone(),
+        reward: result.reward,
+        turns: result.turns as u64,
+        sampled_tokens: result.sampled_tokens,
+        seconds: result.wall.as_secs_f64(),
+    })
+}
+
+fn describe(failure: &InfraFailure) -> String {
+    match failure {
+        InfraFailure::SandboxStart(cause) => format!("the sandbox could not be made: {cause}"),
+        InfraFailure::SandboxLost(cause) => format!("the sandbox was lost: {cause}"),
+        InfraFailure::HostOom => "the host ran out of memory".to_owned(),
+        InfraFailure::Harness(cause) => format!("the harness {cause}"),
+        InfraFailure::Engine(cause) => format!("the upstream failed: {cause}"),
+        InfraFailure::Verifier(cause) => format!("the verifier could not run: {cause}"),
+        InfraFailure::Task(cause) => cause.clone(),
+        InfraFailure::Shutdown => "the run was stopped".to_owned(),
+    }
+}
+
+/// Solve rates of an evaluation's trials.
+///
+/// # Errors
+/// [`RunError::Unbalanced`] when its tokens do not add up.
+pub fn evaluation_of(step: u64, samples: usize, wave: &Wave) -> Result<Evaluation, RunError> {
+    let trials: Vec<EvaluationTrial> = wave
+        .results
+        .iter()
+        .map(|result| EvaluationTrial {
+            task_id: result.spec.task.instance_id.clone(),
+            family: result.spec.task.bug_family().unwrap_or("unlabelled").to_owned(),
+            is_greedy: result.spec.temperature == 0.0,
+            reward: result.reward,
+            turns: result.turns,
+        })
+        .collect();
+    let mut evaluation = Evaluation::of(step, samples, &trials);
+    for result in &wave.results {
+        evaluation.tokens.add_trial(result);
+    }
+    evaluation.tokens.check()?;
+    Ok(evaluation)
+}

@@ -20,6 +20,7 @@ mod launch;
 mod proxy;
 mod sandbox;
 mod sft;
+mod task;
 mod train;
 
 /// `1.2.3 (abcdef012345)`: version and git commit.
@@ -50,6 +51,7 @@ enum Command {
     Capture(capture::Args),
     Config(config::Args),
     Sandbox(sandbox::Args),
+    Task(task::Args),
     Doctor(doctor::Args),
     #[command(hide = true)]
     Agent(agent::Args),
@@ -69,6 +71,7 @@ impl Cli {
             Command::Capture(args) => capture::run(args),
             Command::Config(args) => config::run(args),
             Command::Sandbox(args) => sandbox::run(args),
+            Command::Task(args) => task::run(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Agent(args) => agent::run(args),
         }

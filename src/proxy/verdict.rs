@@ -13,8 +13,14 @@ pub(super) fn reasons(call: &Call, sampled_in_call: u64, is_constrained: bool) -
     if !matches!(call.kind, CallKind::Policy | CallKind::Unknown) {
         say(&format!("kind_{}", call.kind.as_str()));
     }
-    let prompt = call.prompt_token_ids.as_ref().filter(|_| call.prompt_ids_source == IdsSource::Engine);
-    let ids = call.completion_token_ids.as_ref().filter(|_| call.completion_ids_source == IdsSource::Engine);
+    let prompt = call
+        .prompt_token_ids
+        .as_ref()
+        .filter(|_| call.prompt_ids_source == IdsSource::Engine);
+    let ids = call
+        .completion_token_ids
+        .as_ref()
+        .filter(|_| call.completion_ids_source == IdsSource::Engine);
     match prompt {
         None => say("no_prompt_token_ids"),
         Some(ids) if ids.is_empty() => say("empty_prompt"),
@@ -27,7 +33,9 @@ pub(super) fn reasons(call: &Call, sampled_in_call: u64, is_constrained: bool) -
     }
     match (ids, &call.completion_logprobs) {
         (_, None) => say("no_logprobs"),
-        (Some(ids), Some(logprobs)) if ids.len() != logprobs.len() => say("logprobs_length_mismatch"),
+        (Some(ids), Some(logprobs)) if ids.len() != logprobs.len() => {
+            say("logprobs_length_mismatch")
+        }
         (_, Some(logprobs)) if logprobs.contains(&None) => say("logprob_missing"),
         _ => {}
     }
@@ -44,7 +52,9 @@ pub(super) fn reasons(call: &Call, sampled_in_call: u64, is_constrained: bool) -
     }
     match call.finish_reason.as_deref() {
         None => say("no_finish_reason"),
-        Some(reason @ ("abort" | "error" | "content_filter")) => say(&format!("finish_reason_{reason}")),
+        Some(reason @ ("abort" | "error" | "content_filter")) => {
+            say(&format!("finish_reason_{reason}"))
+        }
         Some(_) => {}
     }
     sampling(call, is_constrained, &mut say);
@@ -61,16 +71,26 @@ fn sampling(call: &Call, is_constrained: bool, say: &mut impl FnMut(&str)) {
     if is_constrained {
         say("constrained_decoding");
     }
+    // Engines fill what nobody sent from the model's own generation_config.
     if !dialect::is_untruncated(sent) {
-        // Engines fill what nobody sent from the model's own generation_config.
         say("sampling_unknown_or_truncated");
-    } else if matches!(call.logprob_semantics, LogprobSemantics::Unknown) {
-        say("logprob_semantics_unknown");
+        return;
+    }
+    match call.logprob_semantics {
+        LogprobSemantics::Unknown => say("logprob_semantics_unknown"),
+        LogprobSemantics::RawT1 if sent.temperature != Some(1.0) => {
+            say("raw_logprobs_at_other_temperature");
+        }
+        _ => {}
     }
 }
 
 fn weights(call: &Call, sampled: usize, say: &mut impl FnMut(&str)) {
-    let Some(spans) = call.weight_spans.as_ref().filter(|_| call.weight_source != WeightSource::Unknown) else {
+    let Some(spans) = call
+        .weight_spans
+        .as_ref()
+        .filter(|_| call.weight_source != WeightSource::Unknown)
+    else {
         say("weight_version_unknown");
         return;
     };

@@ -2,7 +2,7 @@
 //!
 //! | kind | token ids | log-probs | weight versions | a member nobody asked for |
 //! |---|---|---|---|---|
-//! | embedded | `return_token_ids` | `logprobs` | `return_weight_versions` | left out; `logprobs` null |
+//! | embedded | `return_token_ids` | `logprobs` | `return_weight_versions` | as vllm; no chunk for an empty text |
 //! | vllm | `return_token_ids` (0.13 and later when streamed) | `logprobs` | `return_weight_versions` (0.33) | null; in a stream's chunks `weight_versions` is left out |
 //! | openai | none: recorded, never trainable | `logprobs`, taken back if refused | none | `logprobs` null |
 //!
@@ -73,7 +73,7 @@ pub fn prepare(
     let mut cut = Cut::default();
     let gives_ids = matches!(kind, UpstreamKind::Embedded | UpstreamKind::Vllm);
     let unasked = match kind {
-        UpstreamKind::Vllm => Unasked::Null,
+        UpstreamKind::Vllm | UpstreamKind::Embedded => Unasked::Null,
         _ => Unasked::Absent,
     };
     if let Some(model) = model.filter(|model| *model != request.model) {
@@ -87,10 +87,15 @@ pub fn prepare(
             set.push(("return_token_ids", "true".to_owned()));
             cut.token_ids = Some(unasked);
             cut.prompt_token_ids = Some(unasked);
+            cut.empty_text = kind == UpstreamKind::Embedded;
         }
         if !request.asks_weight_versions {
             set.push(("return_weight_versions", "true".to_owned()));
-            let in_stream = if request.is_stream { Unasked::Absent } else { unasked };
+            let in_stream = if request.is_stream {
+                Unasked::Absent
+            } else {
+                unasked
+            };
             cut.weight_versions = Some(in_stream);
         }
         // With it false, vLLM drops the ids of what its reasoning parser takes.
@@ -136,7 +141,13 @@ pub fn prepare(
         }
     });
     let logprob_semantics = semantics(kind, &sampling_sent);
-    Ok(Prepared { body, cut, sampling_requested, sampling_sent, logprob_semantics })
+    Ok(Prepared {
+        body,
+        cut,
+        sampling_requested,
+        sampling_sent,
+        logprob_semantics,
+    })
 }
 
 /// The request without what lego added for capture: the retry at a gateway that refuses it.
@@ -149,7 +160,16 @@ pub fn prepare_plain(
     request: &Request,
     model: Option<&str>,
 ) -> Result<Prepared, ScanError> {
-    prepare(kind, Wanted { token_ids: false, logprobs: false }, plan, request, model)
+    prepare(
+        kind,
+        Wanted {
+            token_ids: false,
+            logprobs: false,
+        },
+        plan,
+        request,
+        model,
+    )
 }
 
 fn with_usage(request: &Request) -> String {
@@ -166,7 +186,10 @@ fn sampling_of(get: &dyn Fn(&str) -> Option<Value>) -> Sampling {
     let number = |name: &str| get(name).and_then(|value| value.as_f64());
     let stop = get("stop").and_then(|stop| match stop {
         Value::String(text) => Some(vec![text]),
-        Value::Array(list) => list.iter().map(|text| text.as_str().map(str::to_owned)).collect(),
+        Value::Array(list) => list
+            .iter()
+            .map(|text| text.as_str().map(str::to_owned))
+            .collect(),
         _ => None,
     });
     let whole = |name: &str| get(name).and_then(|value| value.as_u64());
@@ -202,12 +225,11 @@ pub fn is_untruncated(sent: &Sampling) -> bool {
 /// The log-prob of which distribution an engine of this kind returns for this sampling. At temperature 1 without
 /// truncation all of an engine's modes agree; else only the embedded engine's mode is known.
 fn semantics(kind: UpstreamKind, sent: &Sampling) -> LogprobSemantics {
-    if is_untruncated(sent) && sent.temperature == Some(1.0) {
-        return LogprobSemantics::RawT1;
-    }
-    match kind {
-        UpstreamKind::Embedded if sent.temperature.is_some() => LogprobSemantics::TempScaled,
-        _ => LogprobSemantics::Unknown,
+    let all_modes_agree = is_untruncated(sent) && sent.temperature == Some(1.0);
+    if all_modes_agree || kind == UpstreamKind::Embedded {
+        LogprobSemantics::RawT1
+    } else {
+        LogprobSemantics::Unknown
     }
 }
 
@@ -215,8 +237,14 @@ fn semantics(kind: UpstreamKind, sent: &Sampling) -> LogprobSemantics {
 mod tests {
     use super::*;
 
-    const WANTED: Wanted = Wanted { token_ids: true, logprobs: true };
-    const PINNED: SamplingPlan = SamplingPlan::Pinned { temperature: 1.0, seed: 9 };
+    const WANTED: Wanted = Wanted {
+        token_ids: true,
+        logprobs: true,
+    };
+    const PINNED: SamplingPlan = SamplingPlan::Pinned {
+        temperature: 1.0,
+        seed: 9,
+    };
 
     fn request(text: &'static str) -> Request {
         Request::parse(Bytes::from_static(text.as_bytes())).expect("request")
@@ -227,7 +255,8 @@ mod tests {
         let request = request(
             r#"{"model":"m","messages":[],"temperature":0.2,"logit_bias":{"5":-100},"top_k":20,"min_tokens":4,"stop":"x"}"#,
         );
-        let sent = prepare(UpstreamKind::Vllm, WANTED, PINNED, &request, Some("policy")).expect("object");
+        let sent =
+            prepare(UpstreamKind::Vllm, WANTED, PINNED, &request, Some("policy")).expect("object");
         let body: Value = serde_json::from_slice(&sent.body).expect("JSON");
         assert_eq!(body["model"], "policy");
         assert_eq!(body["temperature"], 1.0);
@@ -236,7 +265,10 @@ mod tests {
         assert_eq!(body["stop"], "x");
         assert_eq!(sent.logprob_semantics, LogprobSemantics::RawT1);
         assert_eq!(sent.sampling_requested.temperature, Some(0.2));
-        assert_eq!(sent.sampling_requested.logit_bias.as_deref(), Some(r#"{"5":-100}"#));
+        assert_eq!(
+            sent.sampling_requested.logit_bias.as_deref(),
+            Some(r#"{"5":-100}"#)
+        );
         assert_eq!(sent.sampling_sent.seed, Some(9));
         assert_eq!(sent.sampling_sent.logit_bias, None);
         assert!(is_untruncated(&sent.sampling_sent));
@@ -267,8 +299,14 @@ mod tests {
         ] {
             let text = format!(r#"{{"model":"m","messages":[],"stream":true{options}}}"#);
             let request = Request::parse(Bytes::from(text)).expect("request");
-            let sent = prepare(UpstreamKind::Openai, WANTED, SamplingPlan::PassThrough, &request, None)
-                .expect("object");
+            let sent = prepare(
+                UpstreamKind::Openai,
+                WANTED,
+                SamplingPlan::PassThrough,
+                &request,
+                None,
+            )
+            .expect("object");
             let body: Value = serde_json::from_slice(&sent.body).expect("JSON");
             assert_eq!(body["stream_options"]["include_usage"], true, "{options}");
             assert_eq!(sent.cut.usage, !asks, "{options}");

@@ -80,7 +80,12 @@ impl Connection {
 
 impl Pool {
     pub(super) fn new(host: &str, port: u16, connect_timeout: Duration) -> Self {
-        Self { host: host.to_owned(), port, connect_timeout, idle: Arc::default() }
+        Self {
+            host: host.to_owned(),
+            port,
+            connect_timeout,
+            idle: Arc::default(),
+        }
     }
 
     /// Sends a request (origin-form URI, `Host` header) and returns the head of its response.
@@ -124,7 +129,11 @@ impl Pool {
 
     fn take_idle(&self) -> Option<Connection> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        while let Some(Idle { mut connection, since }) = idle.pop() {
+        while let Some(Idle {
+            mut connection,
+            since,
+        }) = idle.pop()
+        {
             // Reads an end of stream that arrived while nobody drove the connection.
             connection.drive(&mut Context::from_waker(Waker::noop()));
             let is_alive = connection.driver.is_some() && connection.sender.is_ready();
@@ -142,8 +151,13 @@ impl Pool {
             .map_err(|_| PoolError::ConnectTimeout(self.connect_timeout))?
             .map_err(PoolError::Connect)?;
         stream.set_nodelay(true).map_err(PoolError::Connect)?;
-        let (sender, driver) = http1::handshake(TokioIo::new(stream)).await.map_err(PoolError::Http)?;
-        Ok(Connection { sender, driver: Some(Box::pin(driver)) })
+        let (sender, driver) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(PoolError::Http)?;
+        Ok(Connection {
+            sender,
+            driver: Some(Box::pin(driver)),
+        })
     }
 }
 
@@ -170,7 +184,9 @@ impl PooledBody {
             match Pin::new(&mut self.body).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
                     was_driven = false;
-                    let Ok(data) = frame.into_data() else { continue };
+                    let Ok(data) = frame.into_data() else {
+                        continue;
+                    };
                     match first.take() {
                         None if joined.is_empty() => first = Some(data),
                         None => joined.extend_from_slice(&data),
@@ -200,7 +216,9 @@ impl PooledBody {
                     self.release(cx);
                     return Poll::Ready(None);
                 }
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(PoolError::Http(error)))),
+                Poll::Ready(Some(Err(error))) => {
+                    return Poll::Ready(Some(Err(PoolError::Http(error))));
+                }
                 Poll::Pending => {
                     if std::mem::replace(&mut was_driven, true) || !self.drive(cx) {
                         return Poll::Pending;
@@ -222,14 +240,19 @@ impl PooledBody {
     }
 
     fn release(&mut self, cx: &mut Context<'_>) {
-        let Some(mut connection) = self.connection.take() else { return };
+        let Some(mut connection) = self.connection.take() else {
+            return;
+        };
         connection.drive(cx);
         if connection.driver.is_none() || !connection.sender.is_ready() {
             return;
         }
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < MAX_IDLE {
-            idle.push(Idle { connection, since: Instant::now() });
+            idle.push(Idle {
+                connection,
+                since: Instant::now(),
+            });
         }
     }
 }

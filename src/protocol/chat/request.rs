@@ -61,7 +61,9 @@ impl Request {
         if !has_messages {
             return Err(RequestError::NoMessages);
         }
-        let Some(Value::String(model)) = get("model") else { return Err(RequestError::NoModel) };
+        let Some(Value::String(model)) = get("model") else {
+            return Err(RequestError::NoModel);
+        };
         let is_plain_text = match get("response_format") {
             None | Some(Value::Null) => true,
             Some(format) => format["type"] == "text",
@@ -70,9 +72,15 @@ impl Request {
             None | Some(Value::Null) => true,
             Some(choice) => choice == "auto" || choice == "none",
         };
-        let has_grammar = ["structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"]
-            .iter()
-            .any(|name| get(name).is_some_and(|value| !value.is_null()));
+        let has_grammar = [
+            "structured_outputs",
+            "guided_json",
+            "guided_regex",
+            "guided_choice",
+            "guided_grammar",
+        ]
+        .iter()
+        .any(|name| get(name).is_some_and(|value| !value.is_null()));
         Ok(Self {
             model,
             is_stream: is_true("stream"),
@@ -99,7 +107,9 @@ impl Request {
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Value> {
         let member = json::find(&self.body, &self.members, name)?;
-        serde_json::from_slice::<Value>(member.text(&self.body)).ok().filter(|v| !v.is_null())
+        serde_json::from_slice::<Value>(member.text(&self.body))
+            .ok()
+            .filter(|v| !v.is_null())
     }
 
     /// True if the body has the member, null or not.
@@ -111,7 +121,9 @@ impl Request {
     /// The texts of the messages, in order.
     #[must_use]
     pub fn messages(&self) -> Vec<&[u8]> {
-        let Some(member) = json::find(&self.body, &self.members, "messages") else { return Vec::new() };
+        let Some(member) = json::find(&self.body, &self.members, "messages") else {
+            return Vec::new();
+        };
         let spans = json::elements(&self.body, member.value.start).unwrap_or_default();
         spans.into_iter().map(|span| &self.body[span]).collect()
     }
@@ -121,7 +133,11 @@ impl Request {
     ///
     /// # Errors
     /// [`json::ScanError`] cannot happen for a parsed request; it is passed on rather than hidden.
-    pub fn edited(&self, set: &[(&str, String)], remove: &[&str]) -> Result<Bytes, json::ScanError> {
+    pub fn edited(
+        &self,
+        set: &[(&str, String)],
+        remove: &[&str],
+    ) -> Result<Bytes, json::ScanError> {
         set_members(&self.body, set, remove).map(Bytes::from)
     }
 }
@@ -146,7 +162,10 @@ pub fn set_members(
         for member in members.iter().filter(|member| member.is_named(text, name)) {
             is_present = true;
             if member.text(text) != value.as_bytes() {
-                edits.push(Edit::replace(member.value.clone(), value.clone().into_bytes()));
+                edits.push(Edit::replace(
+                    member.value.clone(),
+                    value.clone().into_bytes(),
+                ));
             }
         }
         if !is_present {
@@ -160,7 +179,9 @@ pub fn set_members(
         }
     }
     if !appended.is_empty() {
-        let last = members.last().map_or(json::skip_space(text, 0) + 1, |member| member.value.end);
+        let last = members
+            .last()
+            .map_or(json::skip_space(text, 0) + 1, |member| member.value.end);
         edits.push(Edit::replace(last..last, appended.into_bytes()));
     }
     edits.sort_by_key(|edit| (edit.span.start, edit.span.end));
@@ -176,7 +197,10 @@ mod tests {
         let text = br#"{ "model": "m", "temperature": 0.70, "big": 12345678901234567890123, "logit_bias": {"1":2}, "messages": [] }"#;
         let request = Request::parse(Bytes::from_static(text)).expect("request");
         let body = request
-            .edited(&[("temperature", "1.0".into()), ("seed", "7".into())], &["logit_bias"])
+            .edited(
+                &[("temperature", "1.0".into()), ("seed", "7".into())],
+                &["logit_bias"],
+            )
             .expect("object");
         assert_eq!(
             body,
@@ -201,7 +225,10 @@ mod tests {
     #[test]
     fn bodies_that_are_no_chat_request_are_refused_with_the_reason() {
         let reason = |text: &'static str| {
-            Request::parse(Bytes::from_static(text.as_bytes())).map(|_| ()).unwrap_err().to_string()
+            Request::parse(Bytes::from_static(text.as_bytes()))
+                .map(|_| ())
+                .unwrap_err()
+                .to_string()
         };
         assert!(reason("{").contains("not JSON"));
         assert!(reason("[]").contains("not a JSON object"));

@@ -54,7 +54,10 @@ pub(super) fn add(calls: &mut Vec<ToolCall>, fragment: Fragment) {
     // A head without an id may have opened the call that this id names.
     let at = at.or_else(|| by_index.filter(|&at| id.is_some() && calls[at].id.is_empty()));
     let at = at.unwrap_or_else(|| {
-        calls.push(ToolCall { index: fragment.index, ..ToolCall::default() });
+        calls.push(ToolCall {
+            index: fragment.index,
+            ..ToolCall::default()
+        });
         calls.len() - 1
     });
     let call = &mut calls[at];
@@ -66,7 +69,8 @@ pub(super) fn add(calls: &mut Vec<ToolCall>, fragment: Fragment) {
     {
         call.name = name;
     }
-    call.arguments.push_str(function.arguments.as_deref().unwrap_or_default());
+    call.arguments
+        .push_str(function.arguments.as_deref().unwrap_or_default());
 }
 
 fn is_complete(arguments: &str) -> bool {
@@ -81,15 +85,23 @@ mod tests {
     fn assemble(fragments: serde_json::Value) -> Vec<(String, String)> {
         let mut calls = Vec::new();
         for fragment in fragments.as_array().expect("list") {
-            add(&mut calls, serde_json::from_value(fragment.clone()).expect("fragment"));
+            add(
+                &mut calls,
+                serde_json::from_value(fragment.clone()).expect("fragment"),
+            );
         }
-        calls.into_iter().map(|call| (call.name, call.arguments)).collect()
+        calls
+            .into_iter()
+            .map(|call| (call.name, call.arguments))
+            .collect()
     }
 
     #[test]
     fn a16_fragments_find_their_call() {
-        let expected =
-            vec![("f".to_owned(), "{\"a\":1}".to_owned()), ("g".to_owned(), "{\"b\":2}".to_owned())];
+        let expected = vec![
+            ("f".to_owned(), "{\"a\":1}".to_owned()),
+            ("g".to_owned(), "{\"b\":2}".to_owned()),
+        ];
         let f = |name: &str, arguments: &str| json!({"name": name, "arguments": arguments});
         let shapes = [
             json!([

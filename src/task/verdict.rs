@@ -218,7 +218,7 @@ mod tests {
             let verdict = graded(all, code);
             assert!(!verdict.resolved && verdict.note.is_some());
             assert_eq!(
-                verdict.passed_share(),
+                verdict.reward,
                 0.0,
                 "all passed, but nobody believes it"
             );

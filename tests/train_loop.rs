@@ -84,8 +84,8 @@ fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 fn calls(run: &Path) -> Vec<lego::record::Call> {
-    let reader = Reader::open(&run.join("captures")).expect("captures");
-    reader.calls(&Query::default()).collect::<Result<Vec<_>, _>>().expect("readable")
+    let reader = Reader::open(&run.join("captures"), Query::default()).expect("captures");
+    reader.collect::<Result<Vec<_>, _>>().expect("readable")
 }
 
 #[test]

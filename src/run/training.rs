@@ -90,6 +90,7 @@ pub async fn train(
         run.leave(error);
     }
     run.machinery.stop().await;
+    run.folder.clear_scratch()?;
     result
 }
 

@@ -76,65 +76,62 @@ unsafe fn micro<S: Simd, const MR: usize, const NR: usize, const MASKED: bool>(
     output: Output,
     tail: usize,
 ) {
+    /// Runs a block for each row or column of the micro-kernel, its number a constant: an index that is a
+    /// variable anywhere would keep `sums` in memory everywhere.
+    macro_rules! each {
+        ($count:ident, $at:ident, $body:block, $($value:literal)*) => {
+            $(if $count > $value {
+                const $at: usize = $value;
+                $body
+            })*
+        };
+        (row $at:ident $body:block) => { each!(MR, $at, $body, 0 1 2 3 4 5) };
+        (column $at:ident $body:block) => { each!(NR, $at, $body, 0 1 2 3) };
+    }
     // SAFETY: the caller's promise.
     unsafe {
-        let mut sums = [[S::splat(0.0); NR]; MR];
+        let mut sums = [[S::splat(0.0); 4]; ROWS];
         if output == Output::Continue {
-            for (row, sums) in sums.iter_mut().enumerate() {
-                for (column, sum) in sums.iter_mut().enumerate() {
-                    let at = out.add(row * out_row + column * LANES);
-                    *sum = if column + 1 == NR && tail < LANES {
-                        S::load_first(at, tail)
-                    } else {
-                        S::load(at)
-                    };
-                }
-            }
+            each!(row R {
+                each!(column C {
+                    let at = out.add(R * out_row + C * LANES);
+                    let is_cut = C + 1 == NR && tail < LANES;
+                    sums[R][C] = if is_cut { S::load_first(at, tail) } else { S::load(at) };
+                });
+            });
         }
         let (mut left, mut right) = (left, right);
         for _ in 0..k {
-            let mut columns = [S::splat(0.0); NR];
-            for (column, value) in columns.iter_mut().enumerate() {
-                *value = if MASKED && column + 1 == NR {
-                    S::load_first(right.add(column * LANES), tail)
-                } else {
-                    S::load(right.add(column * LANES))
-                };
-            }
-            for (row, sums) in sums.iter_mut().enumerate() {
-                let factor = S::splat(*left.add(row * left_row));
-                for (sum, &column) in sums.iter_mut().zip(&columns) {
-                    *sum = S::fma(factor, column, *sum);
-                }
-            }
+            let mut columns = [S::splat(0.0); 4];
+            each!(column C {
+                let at = right.add(C * LANES);
+                let is_cut = MASKED && C + 1 == NR;
+                columns[C] = if is_cut { S::load_first(at, tail) } else { S::load(at) };
+            });
+            each!(row R {
+                let factor = S::splat(*left.add(R * left_row));
+                each!(column C {
+                    sums[R][C] = S::fma(factor, columns[C], sums[R][C]);
+                });
+            });
             left = left.wrapping_add(left_step);
             right = right.wrapping_add(right_step);
         }
-        for (row, sums) in sums.iter().enumerate() {
-            for (column, &sum) in sums.iter().enumerate() {
-                let at = out.add(row * out_row + column * LANES);
-                if column + 1 == NR && tail < LANES {
-                    let old = if output == Output::Add {
-                        S::load_first(at, tail)
-                    } else {
-                        S::splat(0.0)
-                    };
-                    let value = if output == Output::Add {
-                        S::add(old, sum)
-                    } else {
-                        sum
-                    };
-                    S::store_first(at, value, tail);
-                } else {
-                    let value = if output == Output::Add {
-                        S::add(S::load(at), sum)
-                    } else {
-                        sum
-                    };
-                    S::store(at, value);
+        each!(row R {
+            each!(column C {
+                let at = out.add(R * out_row + C * LANES);
+                let is_cut = C + 1 == NR && tail < LANES;
+                if output == Output::Add {
+                    let old = if is_cut { S::load_first(at, tail) } else { S::load(at) };
+                    sums[R][C] = S::add(old, sums[R][C]);
                 }
-            }
-        }
+                if is_cut {
+                    S::store_first(at, sums[R][C], tail);
+                } else {
+                    S::store(at, sums[R][C]);
+                }
+            });
+        });
     }
 }
 

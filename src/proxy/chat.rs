@@ -69,6 +69,8 @@ async fn serve(
         )
     })?;
     let session = identify::session_of(inner, &shared.door, path_session, &headers, &request)?;
+    // From here on the session's end waits for this call.
+    let tokens = (session.token(), inner.running.token());
     let index = session.admit(&request, inner.options.history_rewrite_tolerance)?;
     let plan = session.plan(index);
     let prepare = |is_plain: bool| -> Result<Prepared, ApiError> {
@@ -103,7 +105,7 @@ async fn serve(
             )
         })?;
     let abort = session.closed();
-    let mut recorder = Recorder::new(Arc::clone(inner), session, slot, request.clone(), prepared);
+    let mut recorder = Recorder::new(Arc::clone(inner), session, tokens, slot, request.clone(), prepared);
     recorder.conversation_id = identify::conversation_id(&headers);
     if inner.upstream.refuses_additions() {
         recorder

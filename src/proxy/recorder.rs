@@ -55,6 +55,7 @@ impl Recorder {
     pub(super) fn new(
         inner: Arc<Inner>,
         session: Arc<Session>,
+        tokens: (TaskTrackerToken, TaskTrackerToken),
         slot: OwnedSemaphorePermit,
         request: Request,
         prepared: Prepared,
@@ -64,7 +65,7 @@ impl Recorder {
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
         Self {
-            tokens: (session.token(), inner.running.token()),
+            tokens,
             _slot: Some(slot),
             call_id: CallId::now(),
             request,

@@ -324,6 +324,12 @@ impl Relay {
             self.is_over = true;
             return;
         }
+        // Only usage and terminator were waited for: the reply itself is whole.
+        if self.recorder.outcome().0 == CallStatus::Ok {
+            self.release(true).await;
+            self.is_over = true;
+            return;
+        }
         self.hold_until = None;
         match self.recorder.commit(status, Some(message)).await {
             Ok(()) => {

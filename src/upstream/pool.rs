@@ -256,3 +256,66 @@ impl PooledBody {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    async fn get(pool: &Pool) -> Vec<u8> {
+        let mut request = Request::new(Full::new(Bytes::new()));
+        request.headers_mut().insert("host", http::HeaderValue::from_static("h"));
+        let mut body = pool.send(request).await.expect("a head").into_body();
+        let mut text = Vec::new();
+        while let Some(piece) = std::future::poll_fn(|cx| body.poll_piece(cx, 1 << 16)).await {
+            text.extend_from_slice(&piece.expect("a piece"));
+        }
+        text
+    }
+
+    /// Answers `per_connection` requests on each connection, then closes it; tells how many connections it closed.
+    async fn server(per_connection: usize) -> (Pool, tokio::sync::watch::Receiver<usize>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+        let port = listener.local_addr().expect("bound").port();
+        let (closed, receiver) = tokio::sync::watch::channel(0);
+        tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.expect("a connection");
+                for _ in 0..per_connection {
+                    let mut head = Vec::new();
+                    while !head.ends_with(b"\r\n\r\n") {
+                        head.push(stream.read_u8().await.expect("a request"));
+                    }
+                    let chunks = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
+                    stream.write_all(chunks).await.expect("written");
+                }
+                drop(stream);
+                closed.send_modify(|count| *count += 1);
+            }
+        });
+        (Pool::new("127.0.0.1", port, Duration::from_secs(5)), receiver)
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_used_again() {
+        let (pool, closed) = server(3).await;
+        for _ in 0..3 {
+            assert_eq!(get(&pool).await, b"abcde");
+        }
+        closed.clone().wait_for(|count| *count == 1).await.expect("served");
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_the_server_closed_meanwhile_is_not_used() {
+        let (pool, mut closed) = server(1).await;
+        for round in 1..4 {
+            assert_eq!(get(&pool).await, b"abcde");
+            closed.wait_for(|count| *count == round).await.expect("served");
+            // Lets the runtime see the end of the stream, as it does between two calls of an agent.
+            for _ in 0..200 {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+}

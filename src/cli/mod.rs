@@ -3,7 +3,7 @@
 //! Each file has `pub struct Args` (`#[derive(clap::Args)]`, doc comments are the help texts) and
 //! `pub fn run(args: Args) -> anyhow::Result<()>`. A command that needs a runtime calls [`block_on`].
 //!
-//! Exit codes: 0; 1 when the work failed or a check found something; 2 for bad usage or configuration
+//! Exit codes: 0; 130 when a signal stopped the work; 1 when the work failed or a check found something; 2 for bad usage or configuration
 //! ([`crate::config::ConfigError`] or [`Usage`] anywhere in the error's chain).
 //! An error is printed once, by `main`, with its causes.
 
@@ -20,6 +20,7 @@ mod launch;
 mod proxy;
 mod sandbox;
 mod sft;
+mod task;
 mod train;
 
 /// `1.2.3 (abcdef012345)`: version and git commit.
@@ -50,6 +51,7 @@ enum Command {
     Capture(capture::Args),
     Config(config::Args),
     Sandbox(sandbox::Args),
+    Task(task::Args),
     Doctor(doctor::Args),
     #[command(hide = true)]
     Agent(agent::Args),
@@ -69,6 +71,7 @@ impl Cli {
             Command::Capture(args) => capture::run(args),
             Command::Config(args) => config::run(args),
             Command::Sandbox(args) => sandbox::run(args),
+            Command::Task(args) => task::run(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Agent(args) => agent::run(args),
         }
@@ -86,7 +89,14 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     let is_usage = error
         .chain()
         .any(|cause| cause.is::<Usage>() || cause.is::<crate::config::ConfigError>());
-    if is_usage { 2 } else { 1 }
+    let was_stopped = error
+        .chain()
+        .any(|cause| matches!(cause.downcast_ref(), Some(crate::run::RunError::Stopped)));
+    match (was_stopped, is_usage) {
+        (true, _) => 130,
+        (false, true) => 2,
+        (false, false) => 1,
+    }
 }
 
 /// An error with its causes; a cause that the message before it already quotes is not repeated.

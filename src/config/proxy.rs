@@ -114,11 +114,7 @@ impl Proxy {
     /// [`Proxy::keep_alive_secs`] as a duration; `None` when keep-alives are off.
     #[must_use]
     pub const fn keep_alive(&self) -> Option<Duration> {
-        if self.keep_alive_secs == 0 {
-            None
-        } else {
-            Some(Duration::from_secs(self.keep_alive_secs))
-        }
+        if self.keep_alive_secs == 0 { None } else { Some(Duration::from_secs(self.keep_alive_secs)) }
     }
 }
 
@@ -135,10 +131,7 @@ pub struct PinnedSampling {
 
 impl Default for PinnedSampling {
     fn default() -> Self {
-        Self {
-            temperature: 1.0,
-            seed: 1,
-        }
+        Self { temperature: 1.0, seed: 1 }
     }
 }
 

@@ -236,11 +236,7 @@ pub struct Async {
 
 impl Default for Async {
     fn default() -> Self {
-        Self {
-            enable: false,
-            max_staleness: 2,
-            long_tail_timeout_sec: 600,
-        }
+        Self { enable: false, max_staleness: 2, long_tail_timeout_sec: 600 }
     }
 }
 

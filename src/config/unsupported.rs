@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::layers::one_or_several;
 use super::{
-    AgentOom, Algorithm, Config, ConfigError, Durability, HarnessType, NetworkPolicy, Origin,
-    ReadonlyPaths, Relay, RewardType, SandboxBackend, UpstreamKind,
+    AgentOom, Algorithm, Config, ConfigError, Durability, HarnessType, NetworkPolicy, Origin, ReadonlyPaths,
+    Relay, RewardType, SandboxBackend, UpstreamKind,
 };
 
 /// What a config is used for: only what that needs is refused.
@@ -36,23 +36,9 @@ pub struct Note {
 
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            file,
-            key,
-            value,
-            problem,
-            remedy,
-            ..
-        } = self;
-        let effect = if self.is_refused {
-            "a run refuses it: "
-        } else {
-            ""
-        };
-        write!(
-            f,
-            "{file}: {key} = {value}: not there yet: {effect}{problem}. {remedy}"
-        )
+        let Self { file, key, value, problem, remedy, .. } = self;
+        let effect = if self.is_refused { "a run refuses it: " } else { "" };
+        write!(f, "{file}: {key} = {value}: not there yet: {effect}{problem}. {remedy}")
     }
 }
 
@@ -66,37 +52,21 @@ impl Config {
             .notes(purpose)
             .into_iter()
             .filter(|note| note.is_refused)
-            .map(
-                |Note {
-                     file,
-                     key,
-                     value,
-                     problem,
-                     remedy,
-                     ..
-                 }| ConfigError::NotThereYet {
-                    file,
-                    key,
-                    value,
-                    problem,
-                    remedy,
-                },
-            )
+            .map(|Note { file, key, value, problem, remedy, .. }| ConfigError::NotThereYet {
+                file,
+                key,
+                value,
+                problem,
+                remedy,
+            })
             .collect();
-        if refused.is_empty() {
-            Ok(())
-        } else {
-            Err(one_or_several(refused))
-        }
+        if refused.is_empty() { Ok(()) } else { Err(one_or_several(refused)) }
     }
 
     /// Keys that do not do what they say yet, as far as `purpose` needs them.
     #[must_use]
     pub fn notes(&self, purpose: Use) -> Vec<Note> {
-        let mut notes = Notes {
-            config: self,
-            found: Vec::new(),
-        };
+        let mut notes = Notes { config: self, found: Vec::new() };
         notes.proxy();
         if purpose == Use::Train {
             notes.policy();
@@ -170,24 +140,15 @@ impl Notes<'_> {
             // The default asks for routing where there is any; a dense model has none.
             return;
         }
-        self.no_effect(
-            "proxy.capture_expert_routing",
-            "expert routing is not captured",
-        );
+        self.no_effect("proxy.capture_expert_routing", "expert routing is not captured");
     }
 
     fn policy(&mut self) {
         let proxy = &self.config.proxy;
         let (key, remedy) = if self.config.policy.upstream.is_some() {
-            (
-                "policy.upstream",
-                "Set it to embedded, and take policy.base_url out.",
-            )
+            ("policy.upstream", "Set it to embedded, and take policy.base_url out.")
         } else {
-            (
-                "proxy.upstream_base_url",
-                "Set it to embedded, and proxy.model_path to the model's folder.",
-            )
+            ("proxy.upstream_base_url", "Set it to embedded, and proxy.model_path to the model's folder.")
         };
         self.refuse_if(
             !proxy.is_embedded() && proxy.upstream_kind == UpstreamKind::Openai,
@@ -300,10 +261,7 @@ impl Notes<'_> {
             "Set it to true.",
         );
         self.refuse_if(
-            matches!(
-                sandbox.backend,
-                SandboxBackend::Docker | SandboxBackend::Kubernetes
-            ),
+            matches!(sandbox.backend, SandboxBackend::Docker | SandboxBackend::Kubernetes),
             "sandbox.backend",
             "this backend does not exist",
             "Set it to auto.",
@@ -362,9 +320,6 @@ impl Notes<'_> {
             "there are no web pages of the run",
             "Set it to false, and watch the progress bar, train.log or TensorBoard.",
         );
-        self.no_effect(
-            "training.observability.trace_sample_rate",
-            "trials are not traced",
-        );
+        self.no_effect("training.observability.trace_sample_rate", "trials are not traced");
     }
 }

@@ -110,6 +110,11 @@ impl RunFolder {
         self.incarnation
     }
 
+    /// The config that the run was started with.
+    pub fn resolved_config(&self) -> PathBuf {
+        self.root.join("config.resolved.toml")
+    }
+
     pub fn captures(&self) -> PathBuf {
         self.root.join("captures")
     }

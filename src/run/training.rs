@@ -16,12 +16,12 @@ use super::progress::Progress;
 use super::report::{CurvePoint, Report};
 use super::waves::{self, Wave};
 use super::{RunError, learner};
-use crate::config::{Config, Use};
+use crate::config::{Config, Environment, Use};
 use crate::model::Model;
 use crate::record::{Disposition, PolicyVersion};
 use crate::rollout::{TaskOrder, derive_seed};
 use crate::task::{Dataset, Split, Task};
-use crate::telemetry::{Event, EventLog, RunMetrics, log_to_file};
+use crate::telemetry::{Event, EventLog, LogFile, RunMetrics, log_to_file};
 use crate::train::{Checkpoints, Episode, Learner};
 
 /// What is not in the config files.
@@ -70,6 +70,8 @@ struct Run {
     saved_at: Option<u64>,
     started: Instant,
     stop: CancellationToken,
+    /// `train.log` gets lines as long as this lives.
+    _log: LogFile,
 }
 
 /// Trains the policy and gives the report. Cancelling `stop` ends the run cleanly: sandboxes gone, captures
@@ -98,28 +100,21 @@ impl Run {
         stop: CancellationToken,
     ) -> Result<Self, RunError> {
         let started = Instant::now();
-        let runs = &config.training.observability.log_dir;
-        let folder = match (&options.output_dir, options.resume) {
-            (Some(dir), true) => RunFolder::resume(dir)?,
-            (None, true) => RunFolder::resume(&RunFolder::newest(runs)?)?,
-            (Some(dir), false) => RunFolder::create(dir)?,
-            (None, false) => RunFolder::create(&runs.join(folder_name()))?,
+        let runs = config.training.observability.log_dir.clone();
+        // A run that is resumed has a config of its own; a new one gets a folder once its input is good.
+        let resumed = match (&options.output_dir, options.resume) {
+            (Some(dir), true) => Some(RunFolder::resume(dir)?),
+            (None, true) => Some(RunFolder::resume(&RunFolder::newest(&runs)?)?),
+            (_, false) => None,
         };
-        let resolved = folder.root().join("config.resolved.toml");
-        let config = if options.resume && resolved.exists() {
-            Config::load_resolved(&resolved, crate::config::Environment::from_process())
-                .map_err(|error| RunError::failed("reading the run's config")(error.into()))?
-        } else {
-            std::fs::write(&resolved, config.to_resolved_toml())
-                .map_err(|source| RunError::Io { path: resolved, source })?;
-            config
+        let config = match &resumed {
+            Some(folder) => Config::load_resolved(&folder.resolved_config(), Environment::from_process())
+                .map_err(|error| RunError::failed("reading the run's config")(error.into()))?,
+            None => config,
         };
         config
             .refuse_unsupported(Use::Train)
             .map_err(|error| RunError::failed("checking the config")(error.into()))?;
-        let log = log_to_file(&folder.root().join("train.log"));
-        // Kept to the end of the process: the last lines are those of the shutdown.
-        std::mem::forget(log.map_err(|error| RunError::failed("opening train.log")(error.into()))?);
 
         let dataset_path = config.training.dataset.clone().ok_or_else(|| RunError::Failed {
             doing: "opening the dataset",
@@ -142,6 +137,18 @@ impl Run {
         let model = Model::load(&model_path)
             .map_err(|error| RunError::failed("loading the policy")(error.into()))?;
         let mut learner = learner::new(&config.training, model)?;
+        let folder = match (resumed, &options.output_dir) {
+            (Some(folder), _) => folder,
+            (None, Some(dir)) => RunFolder::create(dir)?,
+            (None, None) => RunFolder::create(&runs.join(folder_name()))?,
+        };
+        if !options.resume {
+            let path = folder.resolved_config();
+            std::fs::write(&path, config.to_resolved_toml())
+                .map_err(|source| RunError::Io { path, source })?;
+        }
+        let log = log_to_file(&folder.root().join("train.log"))
+            .map_err(|error| RunError::failed("opening train.log")(error.into()))?;
         let checkpoints = Checkpoints::new(folder.checkpoints(), config.training.keep_checkpoints);
         let newest = checkpoints
             .latest()
@@ -199,6 +206,7 @@ impl Run {
             carried,
             started,
             stop,
+            _log: log,
         })
     }
 

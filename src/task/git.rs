@@ -23,9 +23,11 @@ pub enum GitError {
 /// # Errors
 /// [`GitError`] with what git said.
 pub fn git<S: AsRef<OsStr>>(folder: &Path, args: &[S], stdin: &[u8]) -> Result<Vec<u8>, GitError> {
+    // Git takes no notice of a relative ceiling.
+    let folder = std::path::absolute(folder)?;
     let mut child = Command::new("git")
         .args(args)
-        .current_dir(folder)
+        .current_dir(&folder)
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
         .env("LC_ALL", "C")
@@ -38,7 +40,10 @@ pub fn git<S: AsRef<OsStr>>(folder: &Path, args: &[S], stdin: &[u8]) -> Result<V
         .env("GIT_CONFIG_KEY_0", "maintenance.auto")
         .env("GIT_CONFIG_VALUE_0", "false")
         // Nothing above the folder is a repository of ours.
-        .env("GIT_CEILING_DIRECTORIES", folder.parent().unwrap_or(folder))
+        .env(
+            "GIT_CEILING_DIRECTORIES",
+            folder.parent().unwrap_or(&folder),
+        )
         .env("GIT_AUTHOR_NAME", "lego")
         .env("GIT_AUTHOR_EMAIL", "lego@example.invalid")
         .env("GIT_AUTHOR_DATE", "1735689600 +0000")
@@ -50,12 +55,20 @@ pub fn git<S: AsRef<OsStr>>(folder: &Path, args: &[S], stdin: &[u8]) -> Result<V
         .stderr(Stdio::piped())
         .spawn()
         .map_err(GitError::Start)?;
-    if let Some(mut pipe) = child.stdin.take() {
-        // A git that stopped reading says why on stderr.
-        let _ = pipe.write_all(stdin);
-    }
-    let output = child.wait_with_output()?;
-    let command = || args.first().map(|arg| arg.as_ref().to_string_lossy().into_owned()).unwrap_or_default();
+    let pipe = child.stdin.take();
+    // Written beside, since git may want its output read before it reads on.
+    let output = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // A git that stopped reading says why on stderr.
+            pipe.map(|mut pipe| pipe.write_all(stdin))
+        });
+        child.wait_with_output()
+    })?;
+    let command = || {
+        args.first()
+            .map(|arg| arg.as_ref().to_string_lossy().into_owned())
+            .unwrap_or_default()
+    };
     if output.status.success() {
         return Ok(output.stdout);
     }
@@ -63,7 +76,10 @@ pub fn git<S: AsRef<OsStr>>(folder: &Path, args: &[S], stdin: &[u8]) -> Result<V
         return Err(GitError::Killed { command: command() });
     }
     let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(GitError::Failed { command: command(), message })
+    Err(GitError::Failed {
+        command: command(),
+        message,
+    })
 }
 
 /// Applies a patch to the files of a folder that is no repository. Paths outside it are refused.

@@ -39,13 +39,15 @@ impl<'a> Tokens<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct State(u64);
 
+/// An odd number with its bits well mixed.
+const FACTOR: u64 = 0xa076_1d64_78bd_642f;
+
 impl State {
     const EMPTY: Self = Self(0x9e37_79b9_7f4a_7c15);
 
     fn push(self, ids: &[u32]) -> Self {
         Self(ids.iter().fold(self.0, |state, &id| {
-            let wide =
-                u128::from(state ^ u64::from(id)) * 0xa076_1d64_78bd_642f_e703_7ed1_a0b4_28db;
+            let wide = u128::from(state ^ u64::from(id)) * u128::from(FACTOR);
             (wide as u64) ^ ((wide >> 64) as u64)
         }))
     }

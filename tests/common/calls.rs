@@ -81,6 +81,7 @@ pub fn call(session: &str, prompt: &[u32], completion: &[u32]) -> Call {
     }
 }
 
+#[allow(dead_code, reason = "not every test binary needs one")]
 /// A call that failed before anything was sampled: all that can be null is.
 pub fn failed_call(session: &str) -> Call {
     Call {
@@ -113,6 +114,7 @@ pub fn failed_call(session: &str) -> Call {
     }
 }
 
+#[allow(dead_code, reason = "not every test binary compares calls")]
 /// The call as JSON, for comparison: `Call` holds raw JSON and has no equality of its own.
 pub fn as_json(call: &Call) -> String {
     serde_json::to_string(call).expect("calls serialise")

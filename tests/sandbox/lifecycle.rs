@@ -60,6 +60,12 @@ fn children_of(pid: u32) -> Vec<i32> {
     found
 }
 
+fn parent_of(pid: i32) -> i32 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+    parent.unwrap().trim().parse().unwrap()
+}
+
 fn kill(pid: i32) {
     // SAFETY: plain numbers; the process is one that this test started.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);
@@ -152,19 +158,21 @@ async fn a_backend_outlives_its_nursery_and_leaves_no_mounts_and_no_groups() {
         },
         ..Spec::default()
     };
-    for round in 0..3 {
+    let number = format!("96{}", std::process::id());
+    for _ in 0..2 {
         let mut sandbox = backend.create(spec()).await.unwrap();
+        sandbox
+            .exec(shell(&format!("sleep {number} &")))
+            .await
+            .unwrap();
+        wait_until("it runs", || processes_with(&number).len() == 1);
+        // The sleeper, pid 1, the helper, the nursery.
+        let nursery = parent_of(parent_of(parent_of(processes_with(&number)[0])));
+        kill(nursery);
         let exit = sandbox.exec(shell("echo up")).await.unwrap();
         assert_eq!(out(&exit), "up");
         sandbox.stop().await.unwrap();
-        if round == 1 {
-            // All nurseries of this test process that have no sandbox: the next create starts another.
-            for nursery in children_of(std::process::id()) {
-                if children_of(nursery as u32).is_empty() {
-                    kill(nursery);
-                }
-            }
-        }
+        assert!(processes_with(&number).is_empty());
     }
     assert_eq!(mounts(), before);
 }
@@ -180,12 +188,7 @@ async fn a_stopped_init_is_a_lost_sandbox() {
     wait_until("it runs", || processes_with(&number).len() == 1);
     let sleeper = processes_with(&number)[0];
     // The sleeper was orphaned inside, so its parent is pid 1 there.
-    let status = std::fs::read_to_string(format!("/proc/{sleeper}/status")).unwrap();
-    let parent = status
-        .lines()
-        .find_map(|line| line.strip_prefix("PPid:"))
-        .unwrap();
-    kill(parent.trim().parse().unwrap());
+    kill(parent_of(sleeper));
     let error = sandbox.exec(exec(&["true"])).await.unwrap_err();
     assert!(matches!(error, SandboxError::Lost(_)), "{error}");
     wait_until("it is gone", || processes_with(&number).is_empty());

@@ -38,22 +38,14 @@ async fn out_of_memory_is_told_from_a_program_that_exits_with_137() {
             (exit.evidence.code, exit.evidence.oom_kills),
             (Some(9), Some(1))
         );
-        // Files in memory count, and the sandbox survives them.
-        let exit = sandbox
-            .exec(shell(
-                "head -c 200000000 /dev/zero > /dev/shm/x; rm -f /dev/shm/x",
-            ))
-            .await;
-        assert!(exit.unwrap().evidence.oom_kills >= Some(1));
+        // Files in memory count. Full of them, programs are killed, but the init goes on reporting.
+        let fill = shell("head -c 200000000 /dev/zero > /dev/shm/x");
+        assert!(sandbox.exec(fill).await.unwrap().evidence.oom_kills >= Some(1));
+        sandbox.exec(shell("true")).await.unwrap();
     } else {
         let exit = sandbox.exec(python(EAT_MEMORY)).await.unwrap();
         assert_ne!(exit.evidence.code, Some(0));
     }
-    let exit = sandbox
-        .exec(shell("rm -f /dev/shm/x; echo alive"))
-        .await
-        .unwrap();
-    assert_eq!(out(&exit), "alive");
     sandbox.stop().await.unwrap();
 }
 

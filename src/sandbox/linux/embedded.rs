@@ -327,7 +327,7 @@ mod tests {
             "/",
             "/proc/x",
             "relative",
-            "/work/../etc",
+            "/a/../etc",
             "/usr/lib",
             "/etc",
         ] {

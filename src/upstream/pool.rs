@@ -80,12 +80,7 @@ impl Connection {
 
 impl Pool {
     pub(super) fn new(host: &str, port: u16, connect_timeout: Duration) -> Self {
-        Self {
-            host: host.to_owned(),
-            port,
-            connect_timeout,
-            idle: Arc::default(),
-        }
+        Self { host: host.to_owned(), port, connect_timeout, idle: Arc::default() }
     }
 
     /// Sends a request (origin-form URI, `Host` header) and returns the head of its response.
@@ -129,11 +124,7 @@ impl Pool {
 
     fn take_idle(&self) -> Option<Connection> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        while let Some(Idle {
-            mut connection,
-            since,
-        }) = idle.pop()
-        {
+        while let Some(Idle { mut connection, since }) = idle.pop() {
             // Reads an end of stream that arrived while nobody drove the connection.
             connection.drive(&mut Context::from_waker(Waker::noop()));
             let is_alive = connection.driver.is_some() && connection.sender.is_ready();
@@ -151,13 +142,8 @@ impl Pool {
             .map_err(|_| PoolError::ConnectTimeout(self.connect_timeout))?
             .map_err(PoolError::Connect)?;
         stream.set_nodelay(true).map_err(PoolError::Connect)?;
-        let (sender, driver) = http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(PoolError::Http)?;
-        Ok(Connection {
-            sender,
-            driver: Some(Box::pin(driver)),
-        })
+        let (sender, driver) = http1::handshake(TokioIo::new(stream)).await.map_err(PoolError::Http)?;
+        Ok(Connection { sender, driver: Some(Box::pin(driver)) })
     }
 }
 
@@ -249,10 +235,7 @@ impl PooledBody {
         }
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < MAX_IDLE {
-            idle.push(Idle {
-                connection,
-                since: Instant::now(),
-            });
+            idle.push(Idle { connection, since: Instant::now() });
         }
     }
 }

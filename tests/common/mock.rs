@@ -55,10 +55,7 @@ impl Mock {
     pub async fn start(script: Script) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
         let address = listener.local_addr().expect("bound");
-        let mock = Self {
-            address,
-            shared: Self::shared(script),
-        };
+        let mock = Self { address, shared: Self::shared(script) };
         let router = mock.router();
         tokio::spawn(async move { axum::serve(listener, router).await });
         mock
@@ -66,10 +63,7 @@ impl Mock {
 
     /// A mock without a listener, for use in the process.
     pub fn in_process(script: Script) -> Self {
-        Self {
-            address: ([127, 0, 0, 1], 0).into(),
-            shared: Self::shared(script),
-        }
+        Self { address: ([127, 0, 0, 1], 0).into(), shared: Self::shared(script) }
     }
 
     fn shared(script: Script) -> Arc<Shared> {
@@ -111,22 +105,12 @@ impl Mock {
 
     /// Waits until `count` replies were dropped before their end.
     pub async fn aborted(&self, count: usize) {
-        self.shared
-            .aborted
-            .subscribe()
-            .wait_for(|n| *n >= count)
-            .await
-            .expect("mock");
+        self.shared.aborted.subscribe().wait_for(|n| *n >= count).await.expect("mock");
     }
 
     /// Waits until `count` requests came.
     pub async fn started(&self, count: usize) {
-        self.shared
-            .started
-            .subscribe()
-            .wait_for(|n| *n >= count)
-            .await
-            .expect("mock");
+        self.shared.started.subscribe().wait_for(|n| *n >= count).await.expect("mock");
     }
 }
 
@@ -151,18 +135,11 @@ async fn chat(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    shared.asked.lock().expect("asked").push(Asked {
-        body: body.clone(),
-        headers,
-        uri,
-    });
+    shared.asked.lock().expect("asked").push(Asked { body: body.clone(), headers, uri });
     shared.started.send_modify(|n| *n += 1);
     let script = shared.script.lock().expect("script").clone();
     let request: Value = serde_json::from_slice(&body).expect("the proxy sends JSON");
-    let mut watched = Watched {
-        shared: Arc::clone(&shared),
-        is_over: false,
-    };
+    let mut watched = Watched { shared: Arc::clone(&shared), is_over: false };
     if script.is_silent {
         let mut gate = shared.gate.subscribe();
         gate.wait_for(|open| *open).await.expect("mock");
@@ -170,32 +147,24 @@ async fn chat(
     let mut response = if let Some((status, text)) = script.error.clone() {
         (StatusCode::from_u16(status).expect("status"), text).into_response()
     } else if script.refuses_logprobs && request.get("logprobs").is_some() {
-        let error =
-            json!({"error": {"message": "logprobs is not supported", "type": "x", "code": 400}});
+        let error = json!({"error": {"message": "logprobs is not supported", "type": "x", "code": 400}});
         (StatusCode::BAD_REQUEST, axum::Json(error)).into_response()
     } else if request["stream"] == true {
         return stream(shared, watched, &script, &request);
     } else {
         let text = whole(&script, &request);
-        let bytes = script
-            .spoil_body
-            .map_or_else(|| text.clone().into_bytes(), |spoil| spoil(text.clone()));
+        let bytes = script.spoil_body.map_or_else(|| text.clone().into_bytes(), |spoil| spoil(text.clone()));
         ([("content-type", "application/json")], bytes).into_response()
     };
     watched.is_over = true;
     for (name, value) in &script.headers {
-        response
-            .headers_mut()
-            .insert(*name, value.parse().expect("header"));
+        response.headers_mut().insert(*name, value.parse().expect("header"));
     }
     response
 }
 
 fn stream(shared: Arc<Shared>, watched: Watched, script: &Script, request: &Value) -> Response {
-    let mut parts: Vec<Part> = events(script, request)
-        .into_iter()
-        .map(Part::Event)
-        .collect();
+    let mut parts: Vec<Part> = events(script, request).into_iter().map(Part::Event).collect();
     if let Some(spoil) = script.spoil {
         parts = spoil(parts);
     }
@@ -218,18 +187,12 @@ fn stream(shared: Arc<Shared>, watched: Watched, script: &Script, request: &Valu
                 }
                 Part::Cut => {
                     watched.is_over = true;
-                    let _ = sender
-                        .send(Err(std::io::Error::other("cut by script")))
-                        .await;
+                    let _ = sender.send(Err(std::io::Error::other("cut by script"))).await;
                     return;
                 }
             };
             for piece in bytes.chunks(bytes_per_write.min(bytes.len().max(1))) {
-                if sender
-                    .send(Ok(Bytes::copy_from_slice(piece)))
-                    .await
-                    .is_err()
-                {
+                if sender.send(Ok(Bytes::copy_from_slice(piece))).await.is_err() {
                     return;
                 }
             }
@@ -238,14 +201,11 @@ fn stream(shared: Arc<Shared>, watched: Watched, script: &Script, request: &Valu
     });
     let body = Body::from_stream(tokio_stream::wrappers::ReceiverStream::new(receiver));
     let mut response = Response::new(body);
-    response.headers_mut().insert(
-        "content-type",
-        "text/event-stream; charset=utf-8".parse().expect("header"),
-    );
+    response
+        .headers_mut()
+        .insert("content-type", "text/event-stream; charset=utf-8".parse().expect("header"));
     for (name, value) in &script.headers {
-        response
-            .headers_mut()
-            .insert(*name, value.parse().expect("header"));
+        response.headers_mut().insert(*name, value.parse().expect("header"));
     }
     response
 }

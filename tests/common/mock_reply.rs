@@ -56,13 +56,7 @@ impl Default for Script {
     fn default() -> Self {
         Self {
             style: Style::Vllm,
-            tokens: vec![
-                ("Hello", -0.25),
-                (" 北京", -1.5),
-                ("", -0.125),
-                ("🌍", -2.0),
-                ("<|im_end|>", -0.5),
-            ],
+            tokens: vec![("Hello", -0.25), (" 北京", -1.5), ("", -0.125), ("🌍", -2.0), ("<|im_end|>", -0.5)],
             tokens_per_chunk: 1,
             is_quiet: false,
             has_tool_call: false,
@@ -117,8 +111,7 @@ fn put(object: &mut Map<String, Value>, name: &str, style: Style, asked: bool, v
 }
 
 fn usage(script: &Script, n: u64) -> Value {
-    let sampled =
-        i64::try_from(script.tokens.len() as u64 * n).expect("small") + script.usage_error;
+    let sampled = i64::try_from(script.tokens.len() as u64 * n).expect("small") + script.usage_error;
     json!({"prompt_tokens": PROMPT_IDS.len(), "total_tokens": PROMPT_IDS.len() as i64 + sampled, "completion_tokens": sampled})
 }
 
@@ -140,13 +133,7 @@ pub fn events(script: &Script, request: &Value) -> Vec<String> {
         let mut role = chunk(
             json!([{"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null}]),
         );
-        put(
-            &mut role,
-            "prompt_token_ids",
-            script.style,
-            wants.ids,
-            json!(PROMPT_IDS),
-        );
+        put(&mut role, "prompt_token_ids", script.style, wants.ids, json!(PROMPT_IDS));
         events.push(Value::Object(role).to_string());
     }
     let total = script.tokens.len();
@@ -154,11 +141,8 @@ pub fn events(script: &Script, request: &Value) -> Vec<String> {
         let start = number * script.tokens_per_chunk;
         let is_last = start + tokens.len() == total;
         for index in 0..wants.n {
-            let text: String = tokens
-                .iter()
-                .map(|(text, _)| *text)
-                .filter(|text| !text.starts_with("<|"))
-                .collect();
+            let text: String =
+                tokens.iter().map(|(text, _)| *text).filter(|text| !text.starts_with("<|")).collect();
             let ids: Vec<u32> = (start..start + tokens.len()).map(id_of).collect();
             let delta = if !script.has_tool_call {
                 json!({"content": text})
@@ -178,33 +162,13 @@ pub fn events(script: &Script, request: &Value) -> Vec<String> {
             let mut choice = Map::new();
             choice.insert("index".into(), json!(index));
             choice.insert("delta".into(), delta);
-            choice.insert(
-                "logprobs".into(),
-                if wants.logprobs {
-                    logprobs(tokens)
-                } else {
-                    Value::Null
-                },
-            );
-            let reason = if script.has_tool_call {
-                "tool_calls"
-            } else {
-                "stop"
-            };
-            choice.insert(
-                "finish_reason".into(),
-                if is_last { json!(reason) } else { Value::Null },
-            );
+            choice.insert("logprobs".into(), if wants.logprobs { logprobs(tokens) } else { Value::Null });
+            let reason = if script.has_tool_call { "tool_calls" } else { "stop" };
+            choice.insert("finish_reason".into(), if is_last { json!(reason) } else { Value::Null });
             if is_last {
                 choice.insert("stop_reason".into(), Value::Null);
             }
-            put(
-                &mut choice,
-                "token_ids",
-                script.style,
-                wants.ids,
-                json!(ids),
-            );
+            put(&mut choice, "token_ids", script.style, wants.ids, json!(ids));
             if is_last && wants.versions {
                 choice.insert("weight_versions".into(), versions(total));
             }
@@ -223,17 +187,12 @@ pub fn events(script: &Script, request: &Value) -> Vec<String> {
 /// A body.
 pub fn whole(script: &Script, request: &Value) -> String {
     let wants = wants(script, request);
-    let text: String = script
-        .tokens
-        .iter()
-        .map(|(text, _)| *text)
-        .filter(|text| !text.starts_with("<|"))
-        .collect();
+    let text: String =
+        script.tokens.iter().map(|(text, _)| *text).filter(|text| !text.starts_with("<|")).collect();
     let ids: Vec<u32> = (0..script.tokens.len()).map(id_of).collect();
     let mut choices = Vec::new();
     for index in 0..wants.n {
-        let mut message =
-            json!({"role": "assistant", "content": text, "refusal": null, "reasoning": null});
+        let mut message = json!({"role": "assistant", "content": text, "refusal": null, "reasoning": null});
         if script.has_tool_call {
             message["content"] = Value::Null;
             // After the marker and the name.
@@ -247,48 +206,17 @@ pub fn whole(script: &Script, request: &Value) -> String {
         let mut choice = Map::new();
         choice.insert("index".into(), json!(index));
         choice.insert("message".into(), message);
-        choice.insert(
-            "logprobs".into(),
-            if wants.logprobs {
-                logprobs(&script.tokens)
-            } else {
-                Value::Null
-            },
-        );
-        choice.insert(
-            "finish_reason".into(),
-            json!(if script.has_tool_call {
-                "tool_calls"
-            } else {
-                "stop"
-            }),
-        );
-        put(
-            &mut choice,
-            "token_ids",
-            script.style,
-            wants.ids,
-            json!(ids),
-        );
-        put(
-            &mut choice,
-            "weight_versions",
-            script.style,
-            wants.versions,
-            versions(ids.len()),
-        );
+        choice.insert("logprobs".into(), if wants.logprobs { logprobs(&script.tokens) } else { Value::Null });
+        choice
+            .insert("finish_reason".into(), json!(if script.has_tool_call { "tool_calls" } else { "stop" }));
+        put(&mut choice, "token_ids", script.style, wants.ids, json!(ids));
+        put(&mut choice, "weight_versions", script.style, wants.versions, versions(ids.len()));
         choices.push(Value::Object(choice));
     }
     let mut body = json!({"id": "chatcmpl-mock", "object": "chat.completion", "created": 1_796_000_000, "model": request["model"],
         "choices": choices, "usage": usage(script, wants.n), "prompt_logprobs": null});
     let object = body.as_object_mut().expect("object");
-    put(
-        object,
-        "prompt_token_ids",
-        script.style,
-        wants.ids,
-        json!(PROMPT_IDS),
-    );
+    put(object, "prompt_token_ids", script.style, wants.ids, json!(PROMPT_IDS));
     object.insert("kv_transfer_params".into(), Value::Null);
     // As a pretty-printing server would, so that spacing is seen to be kept.
     serde_json::to_string_pretty(&body).expect("JSON")

@@ -44,18 +44,8 @@ pub struct ApiError {
 
 impl ApiError {
     /// An error with this HTTP status.
-    pub fn new(
-        status: u16,
-        kind: ErrorType,
-        code: &'static str,
-        message: impl Into<String>,
-    ) -> Self {
-        Self {
-            status,
-            kind,
-            code,
-            message: message.into(),
-        }
+    pub fn new(status: u16, kind: ErrorType, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, kind, code, message: message.into() }
     }
 
     /// `{"error":{message,type,param,code}}`.

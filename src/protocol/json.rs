@@ -51,19 +51,13 @@ impl Edit {
     /// Cuts `span`.
     #[must_use]
     pub const fn cut(span: Range<usize>) -> Self {
-        Self {
-            span,
-            with: Cow::Borrowed(b""),
-        }
+        Self { span, with: Cow::Borrowed(b"") }
     }
 
     /// Puts `with` in the place of `span`.
     #[must_use]
     pub fn replace(span: Range<usize>, with: impl Into<Cow<'static, [u8]>>) -> Self {
-        Self {
-            span,
-            with: with.into(),
-        }
+        Self { span, with: with.into() }
     }
 }
 
@@ -84,10 +78,7 @@ pub fn apply(text: &[u8], edits: &[Edit]) -> Vec<u8> {
 /// Offset of the first byte at or after `at` that is not JSON white space.
 #[must_use]
 pub fn skip_space(text: &[u8], mut at: usize) -> usize {
-    while text
-        .get(at)
-        .is_some_and(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r'))
-    {
+    while text.get(at).is_some_and(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')) {
         at += 1;
     }
     at
@@ -105,18 +96,12 @@ pub fn members(text: &[u8], at: usize) -> Result<Vec<Member>, ScanError> {
     }
     loop {
         if text.get(at) != Some(&b'"') {
-            return Err(ScanError {
-                expected: "a key",
-                at,
-            });
+            return Err(ScanError { expected: "a key", at });
         }
         let key = at..skip_string(text, at)?;
         at = skip_space(text, key.end);
         if text.get(at) != Some(&b':') {
-            return Err(ScanError {
-                expected: "':'",
-                at,
-            });
+            return Err(ScanError { expected: "':'", at });
         }
         at = skip_space(text, at + 1);
         let value = at..skip_value(text, at)?;
@@ -126,10 +111,7 @@ pub fn members(text: &[u8], at: usize) -> Result<Vec<Member>, ScanError> {
             Some(b',') => at = skip_space(text, at + 1),
             Some(b'}') => return Ok(found),
             _ => {
-                return Err(ScanError {
-                    expected: "',' or '}'",
-                    at,
-                });
+                return Err(ScanError { expected: "',' or '}'", at });
             }
         }
     }
@@ -153,10 +135,7 @@ pub fn elements(text: &[u8], at: usize) -> Result<Vec<Range<usize>>, ScanError> 
             Some(b',') => at = skip_space(text, at + 1),
             Some(b']') => return Ok(found),
             _ => {
-                return Err(ScanError {
-                    expected: "',' or ']'",
-                    at,
-                });
+                return Err(ScanError { expected: "',' or ']'", at });
             }
         }
     }
@@ -165,18 +144,11 @@ pub fn elements(text: &[u8], at: usize) -> Result<Vec<Range<usize>>, ScanError> 
 /// The last member with this name: the one that JSON parsers keep.
 #[must_use]
 pub fn find<'a>(text: &[u8], members: &'a [Member], name: &str) -> Option<&'a Member> {
-    members
-        .iter()
-        .rev()
-        .find(|member| member.is_named(text, name))
+    members.iter().rev().find(|member| member.is_named(text, name))
 }
 
 /// Adds the cuts that take the members for which `is_removed` holds, and their commas, out of one object.
-pub fn remove_members(
-    members: &[Member],
-    edits: &mut Vec<Edit>,
-    is_removed: impl Fn(&Member) -> bool,
-) {
+pub fn remove_members(members: &[Member], edits: &mut Vec<Edit>, is_removed: impl Fn(&Member) -> bool) {
     let mut index = 0;
     while index < members.len() {
         if !is_removed(&members[index]) {
@@ -234,14 +206,7 @@ fn skip_value(text: &[u8], at: usize) -> Result<usize, ScanError> {
         Some(b'{' | b'[') => skip_container(text, at),
         _ => {
             let end = scalar_end(text, at);
-            if end == at {
-                Err(ScanError {
-                    expected: "a value",
-                    at,
-                })
-            } else {
-                Ok(end)
-            }
+            if end == at { Err(ScanError { expected: "a value", at }) } else { Ok(end) }
         }
     }
 }
@@ -266,10 +231,7 @@ fn skip_container(text: &[u8], start: usize) -> Result<usize, ScanError> {
         }
         at += 1;
     }
-    Err(ScanError {
-        expected: "the end of a value",
-        at,
-    })
+    Err(ScanError { expected: "the end of a value", at })
 }
 
 fn skip_string(text: &[u8], start: usize) -> Result<usize, ScanError> {
@@ -281,23 +243,12 @@ fn skip_string(text: &[u8], start: usize) -> Result<usize, ScanError> {
             _ => at += 1,
         }
     }
-    Err(ScanError {
-        expected: "the end of a string",
-        at: text.len(),
-    })
+    Err(ScanError { expected: "the end of a string", at: text.len() })
 }
 
 fn scalar_end(text: &[u8], start: usize) -> usize {
-    let is_end = |byte: &u8| {
-        matches!(
-            byte,
-            b',' | b'}' | b']' | b':' | b' ' | b'\t' | b'\n' | b'\r' | b'"'
-        )
-    };
-    text[start..]
-        .iter()
-        .position(is_end)
-        .map_or(text.len(), |length| start + length)
+    let is_end = |byte: &u8| matches!(byte, b',' | b'}' | b']' | b':' | b' ' | b'\t' | b'\n' | b'\r' | b'"');
+    text[start..].iter().position(is_end).map_or(text.len(), |length| start + length)
 }
 
 #[cfg(test)]

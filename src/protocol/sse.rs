@@ -223,8 +223,7 @@ mod tests {
     use super::*;
 
     const CORNER_CASES: &[u8] = include_bytes!("../../tests/fixtures/wire/sse_corner_cases.sse");
-    const EXPECTED: &[u8] =
-        include_bytes!("../../tests/fixtures/wire/sse_corner_cases.expected.json");
+    const EXPECTED: &[u8] = include_bytes!("../../tests/fixtures/wire/sse_corner_cases.expected.json");
 
     fn parse(pieces: &[&[u8]]) -> Vec<Event> {
         let mut parser = Parser::new();
@@ -245,24 +244,12 @@ mod tests {
 
     fn seen(events: &[Event]) -> Vec<(String, Vec<u8>, String, Option<u64>, bool)> {
         let named = |event: &Event| {
-            if event.name.is_empty() {
-                "message".to_owned()
-            } else {
-                event.name.clone()
-            }
+            if event.name.is_empty() { "message".to_owned() } else { event.name.clone() }
         };
         events
             .iter()
             .filter(|event| event.has_data())
-            .map(|e| {
-                (
-                    named(e),
-                    e.data().to_vec(),
-                    e.id.clone(),
-                    e.retry,
-                    e.is_unterminated,
-                )
-            })
+            .map(|e| (named(e), e.data().to_vec(), e.id.clone(), e.retry, e.is_unterminated))
             .collect()
     }
 
@@ -305,10 +292,7 @@ mod tests {
                 let event = std::iter::from_fn(|| parser.next_event()).find(Event::has_data);
                 assert_eq!(event.expect("complete").data(), format!("{n}"));
             }
-            assert!(
-                parser.finish().is_none_or(|event| !event.has_data()),
-                "{end:?}"
-            );
+            assert!(parser.finish().is_none_or(|event| !event.has_data()), "{end:?}");
         }
     }
 
@@ -343,9 +327,6 @@ mod tests {
             assert_eq!(parser.scanned, parser.buffer.len());
         }
         parser.push(b"\"\n\n");
-        assert_eq!(
-            parser.next_event().expect("whole").data().len(),
-            128 * piece.len() + 2
-        );
+        assert_eq!(parser.next_event().expect("whole").data().len(), 128 * piece.len() + 2);
     }
 }

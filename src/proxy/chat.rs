@@ -21,8 +21,7 @@ use crate::upstream::dialect::{self, Prepared};
 use crate::upstream::{self, UpstreamError, UpstreamReply};
 
 /// The answer of an upstream, on its way.
-pub(super) type Sending =
-    Pin<Box<dyn Future<Output = Result<UpstreamReply, UpstreamError>> + Send>>;
+pub(super) type Sending = Pin<Box<dyn Future<Output = Result<UpstreamReply, UpstreamError>> + Send>>;
 
 /// The handler.
 pub(super) async fn chat(
@@ -52,63 +51,36 @@ async fn serve(
     let inner = &shared.inner;
     if inner.closing.is_cancelled() {
         let message = "the proxy is shutting down";
-        return Err(ApiError::new(
-            503,
-            ErrorType::Server,
-            "shutting_down",
-            message,
-        ));
+        return Err(ApiError::new(503, ErrorType::Server, "shutting_down", message));
     }
     let body = read_body(body, inner.options.max_body_bytes).await?;
-    let request = Request::parse(body).map_err(|error| {
-        ApiError::new(
-            400,
-            ErrorType::InvalidRequest,
-            "bad_request",
-            error.to_string(),
-        )
-    })?;
+    let request = Request::parse(body)
+        .map_err(|error| ApiError::new(400, ErrorType::InvalidRequest, "bad_request", error.to_string()))?;
     let session = identify::session_of(inner, &shared.door, path_session, &headers, &request)?;
+    // From here on the session's end waits for this call.
+    let tokens = (session.token(), inner.running.token());
     let index = session.admit(&request, inner.options.history_rewrite_tolerance)?;
     let plan = session.plan(index);
     let prepare = |is_plain: bool| -> Result<Prepared, ApiError> {
-        let (kind, model) = (
-            inner.upstream.kind(),
-            inner.options.upstream_model(&request.model),
-        );
+        let (kind, model) = (inner.upstream.kind(), inner.options.upstream_model(&request.model));
         let prepared = if is_plain {
             dialect::prepare_plain(kind, plan, &request, model)
         } else {
             dialect::prepare(kind, inner.options.wanted, plan, &request, model)
         };
-        prepared.map_err(|error| {
-            ApiError::new(
-                400,
-                ErrorType::InvalidRequest,
-                "bad_request",
-                error.to_string(),
-            )
-        })
+        prepared
+            .map_err(|error| ApiError::new(400, ErrorType::InvalidRequest, "bad_request", error.to_string()))
     };
     let prepared = prepare(inner.upstream.refuses_additions())?;
     let slot = Arc::clone(&inner.slots)
         .acquire_owned()
         .await
-        .map_err(|_| {
-            ApiError::new(
-                503,
-                ErrorType::Server,
-                "shutting_down",
-                "the proxy is shutting down",
-            )
-        })?;
+        .map_err(|_| ApiError::new(503, ErrorType::Server, "shutting_down", "the proxy is shutting down"))?;
     let abort = session.closed();
-    let mut recorder = Recorder::new(Arc::clone(inner), session, slot, request.clone(), prepared);
+    let mut recorder = Recorder::new(Arc::clone(inner), session, tokens, slot, request.clone(), prepared);
     recorder.conversation_id = identify::conversation_id(&headers);
     if inner.upstream.refuses_additions() {
-        recorder
-            .more_reasons
-            .push("capture_refused_by_upstream".to_owned());
+        recorder.more_reasons.push("capture_refused_by_upstream".to_owned());
     }
     let mut sending = send(inner, uri, &headers, recorder.prepared.body.clone());
     let keep_alive = inner.options.keep_alive.filter(|_| request.is_stream);
@@ -126,10 +98,7 @@ async fn serve(
         recorder.http_status = 200;
         let call_id = recorder.call_id;
         let relay = Relay::waiting(Arc::clone(inner), recorder, sending, abort);
-        return Ok(reply::with_call_id(
-            stream(HeaderMap::new(), relay),
-            call_id,
-        ));
+        return Ok(reply::with_call_id(stream(HeaderMap::new(), relay), call_id));
     };
     let first = match first {
         // A gateway may refuse what lego adds for capture: the client still gets its reply.
@@ -137,15 +106,10 @@ async fn serve(
             drop(refused);
             let plain = prepare(true)?;
             recorder.attempt = 2;
-            recorder
-                .more_reasons
-                .push("capture_refused_by_upstream".to_owned());
+            recorder.more_reasons.push("capture_refused_by_upstream".to_owned());
             recorder.prepared = plain;
             let second = send(inner, uri, &headers, recorder.prepared.body.clone()).await;
-            if second
-                .as_ref()
-                .is_ok_and(|second| second.status.is_success())
-            {
+            if second.as_ref().is_ok_and(|second| second.status.is_success()) {
                 inner.upstream.set_refuses_additions();
             }
             second
@@ -185,10 +149,7 @@ async fn answer(
 
 /// True for a success that is an event stream which can be read.
 pub(super) fn is_stream(received: &UpstreamReply) -> bool {
-    let content_type = received
-        .headers
-        .get(header::CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok());
+    let content_type = received.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     received.status.is_success()
         && content_type.is_some_and(|value| value.starts_with("text/event-stream"))
         && !whole::is_compressed(&received.headers)
@@ -219,10 +180,7 @@ fn send(inner: &Arc<Inner>, uri: &Uri, headers: &HeaderMap, body: Bytes) -> Send
     let query = uri.query().map(str::to_owned);
     Box::pin(async move {
         let route = "/chat/completions";
-        inner
-            .upstream
-            .send(Method::POST, route, query.as_deref(), &headers, body)
-            .await
+        inner.upstream.send(Method::POST, route, query.as_deref(), &headers, body).await
     })
 }
 
@@ -240,21 +198,11 @@ async fn read_body(body: Body, limit: usize) -> Result<Bytes, ApiError> {
             let message = format!(
                 "the request body is longer than {limit} bytes; raise proxy.max_body_bytes if it should pass"
             );
-            Err(ApiError::new(
-                413,
-                ErrorType::InvalidRequest,
-                "request_too_large",
-                message,
-            ))
+            Err(ApiError::new(413, ErrorType::InvalidRequest, "request_too_large", message))
         }
         Err(error) => {
             let message = format!("the request body broke off: {error}");
-            Err(ApiError::new(
-                400,
-                ErrorType::InvalidRequest,
-                "bad_request",
-                message,
-            ))
+            Err(ApiError::new(400, ErrorType::InvalidRequest, "bad_request", message))
         }
     }
 }

@@ -15,16 +15,12 @@ use crate::protocol::error::{ApiError, ErrorType};
 /// gives itself away by one or the other.
 pub(super) async fn host(State(shared): State<Shared>, request: Request, next: Next) -> Response {
     let headers = request.headers();
-    let host = headers
-        .get(header::HOST)
-        .map(|value| value.to_str().unwrap_or("?"));
+    let host = headers.get(header::HOST).map(|value| value.to_str().unwrap_or("?"));
     let host = host.or_else(|| request.uri().host());
     if host.is_some_and(|host| !is_own(&shared.inner, host)) {
         return refuse("Host");
     }
-    let origin = headers
-        .get(header::ORIGIN)
-        .map(|value| value.to_str().unwrap_or("?"));
+    let origin = headers.get(header::ORIGIN).map(|value| value.to_str().unwrap_or("?"));
     let is_foreign = |origin: &str| match origin.split_once("://") {
         Some((_, authority)) => !is_own(&shared.inner, authority),
         None => true,
@@ -48,12 +44,7 @@ pub(super) async fn token(State(shared): State<Shared>, request: Request, next: 
     }
     let message = "this proxy asks for its client token as API key (the value of the variable named in \
                    proxy.client_token_env)";
-    reply::error(&ApiError::new(
-        401,
-        ErrorType::Authentication,
-        "bad_client_token",
-        message,
-    ))
+    reply::error(&ApiError::new(401, ErrorType::Authentication, "bad_client_token", message))
 }
 
 fn is_own(inner: &Inner, authority: &str) -> bool {
@@ -62,28 +53,16 @@ fn is_own(inner: &Inner, authority: &str) -> bool {
         None => authority.split(':').next().unwrap_or_default(),
     };
     let address: Option<IpAddr> = host.parse().ok();
-    let serves_all = inner
-        .options
-        .allowed_hosts
-        .iter()
-        .any(|allowed| allowed == "0.0.0.0" || allowed == "::");
+    let serves_all =
+        inner.options.allowed_hosts.iter().any(|allowed| allowed == "0.0.0.0" || allowed == "::");
     host.eq_ignore_ascii_case("localhost")
         || address.is_some_and(|address| address.is_loopback() || serves_all)
-        || inner
-            .options
-            .allowed_hosts
-            .iter()
-            .any(|allowed| allowed.eq_ignore_ascii_case(host))
+        || inner.options.allowed_hosts.iter().any(|allowed| allowed.eq_ignore_ascii_case(host))
 }
 
 fn refuse(header: &str) -> Response {
     let message = format!(
         "the {header} header names another place than this proxy; call it by its address or as localhost"
     );
-    reply::error(&ApiError::new(
-        403,
-        ErrorType::InvalidRequest,
-        "foreign_host",
-        message,
-    ))
+    reply::error(&ApiError::new(403, ErrorType::InvalidRequest, "foreign_host", message))
 }

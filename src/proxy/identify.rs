@@ -23,34 +23,19 @@ pub(super) enum Door {
 }
 
 /// Harnesses' own ids for a conversation: recorded, never trusted to choose a session.
-const CONVERSATION_HEADERS: [&str; 5] = [
-    "x-session-id",
-    "session_id",
-    "session-id",
-    "conversation_id",
-    "x-session-affinity",
-];
+const CONVERSATION_HEADERS: [&str; 5] =
+    ["x-session-id", "session_id", "session-id", "conversation_id", "x-session-affinity"];
 
 /// The API key that a client sent, under any of the names clients use.
 pub(super) fn client_key(headers: &HeaderMap) -> Option<&str> {
-    let bearer = headers
-        .get(http::header::AUTHORIZATION)
-        .and_then(|value| value.to_str().ok());
-    let bearer = bearer
-        .and_then(|value| value.split_once(' '))
-        .map(|(_, key)| key.trim());
-    bearer.or_else(|| {
-        ["x-api-key", "api-key"]
-            .iter()
-            .find_map(|name| headers.get(*name)?.to_str().ok())
-    })
+    let bearer = headers.get(http::header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let bearer = bearer.and_then(|value| value.split_once(' ')).map(|(_, key)| key.trim());
+    bearer.or_else(|| ["x-api-key", "api-key"].iter().find_map(|name| headers.get(*name)?.to_str().ok()))
 }
 
 /// The session that an `sk-lego-<session>.<secret>` key names, and the secret.
 fn session_key(headers: &HeaderMap) -> Option<(&str, &str)> {
-    client_key(headers)?
-        .strip_prefix("sk-lego-")?
-        .rsplit_once('.')
+    client_key(headers)?.strip_prefix("sk-lego-")?.rsplit_once('.')
 }
 
 /// True if the key is that of an open session.
@@ -85,11 +70,7 @@ pub(super) fn session_of(
         Mode::StandAlone { sampling, .. } => {
             let named = path_session
                 .or_else(|| session_key(headers).map(|(id, _)| id))
-                .or_else(|| {
-                    headers
-                        .get("x-session-id")
-                        .and_then(|value| value.to_str().ok())
-                });
+                .or_else(|| headers.get("x-session-id").and_then(|value| value.to_str().ok()));
             let id = match named {
                 Some(name) => parse(name)?,
                 None => derived(request),
@@ -111,8 +92,7 @@ fn open_session(
     if let Some(name) = path_session {
         let id = parse(name)?;
         return inner.sessions.get(&id).ok_or_else(|| {
-            let message =
-                format!("there is no open session {id}: it never was, or its trial has ended");
+            let message = format!("there is no open session {id}: it never was, or its trial has ended");
             ApiError::new(404, ErrorType::NotFound, "no_such_session", message)
         });
     }
@@ -129,12 +109,7 @@ fn open_session(
 
 fn parse(name: &str) -> Result<SessionId, ApiError> {
     name.parse().map_err(|error: crate::record::InvalidId| {
-        ApiError::new(
-            400,
-            ErrorType::InvalidRequest,
-            "bad_session_id",
-            error.to_string(),
-        )
+        ApiError::new(400, ErrorType::InvalidRequest, "bad_session_id", error.to_string())
     })
 }
 
@@ -151,11 +126,7 @@ fn derived(request: &Request) -> SessionId {
             break;
         }
     }
-    let digest: String = hash.finalize()[..8]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let digest: String = hash.finalize()[..8].iter().map(|byte| format!("{byte:02x}")).collect();
     let name = format!("derived-{digest}");
-    name.parse()
-        .unwrap_or_else(|_| unreachable!("{name} only has letters, digits and a dash"))
+    name.parse().unwrap_or_else(|_| unreachable!("{name} only has letters, digits and a dash"))
 }

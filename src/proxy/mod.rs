@@ -118,18 +118,12 @@ impl Proxy {
             closing: CancellationToken::new(),
             abort: CancellationToken::new(),
         };
-        Self {
-            inner: Arc::new(inner),
-        }
+        Self { inner: Arc::new(inner) }
     }
 
     /// The public listener's routes.
-    #[must_use]
     pub fn router(&self) -> Router {
-        let state = Shared {
-            inner: Arc::clone(&self.inner),
-            door: Door::Public,
-        };
+        let state = Shared { inner: Arc::clone(&self.inner), door: Door::Public };
         let routes = Router::new()
             .route("/v1/chat/completions", post(chat::chat))
             .route("/sessions/{session}/v1/chat/completions", post(chat::chat))
@@ -145,10 +139,7 @@ impl Proxy {
 
     /// The routes of one session's own listener: its model routes and nothing else.
     fn session_router(&self, session: Arc<Session>) -> Router {
-        let state = Shared {
-            inner: Arc::clone(&self.inner),
-            door: Door::Session(session),
-        };
+        let state = Shared { inner: Arc::clone(&self.inner), door: Door::Session(session) };
         let routes = Router::new()
             .route("/v1/chat/completions", post(chat::chat))
             .route("/v1/models", get(models::models));
@@ -165,11 +156,7 @@ impl Proxy {
         }
         let id = spec.session_id.clone();
         let session = Session::new(spec, true, self.inner.abort.child_token());
-        let session = self
-            .inner
-            .sessions
-            .open(session)
-            .ok_or(ProxyError::SessionExists(id))?;
+        let session = self.inner.sessions.open(session).ok_or(ProxyError::SessionExists(id))?;
         Ok(SessionHandle::new(Arc::clone(&self.inner), session))
     }
 
@@ -185,13 +172,7 @@ impl Proxy {
         let found = self.inner.sessions.get(session);
         let session = found.ok_or_else(|| ProxyError::NoSuchSession(session.clone()))?;
         let closed = session.closed();
-        server::serve(
-            listener,
-            self.session_router(session),
-            closed.clone(),
-            closed,
-        )
-        .await;
+        server::serve(listener, self.session_router(session), closed.clone(), closed).await;
         Ok(())
     }
 
@@ -207,9 +188,7 @@ impl Proxy {
         self.inner.closing.cancel();
         self.inner.running.close();
         let grace = self.inner.options.shutdown_grace;
-        let is_quiet = tokio::time::timeout(grace, self.inner.running.wait())
-            .await
-            .is_ok();
+        let is_quiet = tokio::time::timeout(grace, self.inner.running.wait()).await.is_ok();
         self.inner.abort.cancel();
         if !is_quiet {
             self.inner.running.wait().await;

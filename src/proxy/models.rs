@@ -18,28 +18,14 @@ const READY_LIMIT: Duration = Duration::from_secs(5);
 pub(super) async fn models(State(shared): State<Shared>, headers: HeaderMap) -> Response {
     match ask_models(&shared, &headers).await {
         Ok((status, headers, body)) => reply::whole(status, headers, body),
-        Err(message) => reply::error(&ApiError::new(
-            502,
-            ErrorType::Upstream,
-            "upstream_error",
-            message,
-        )),
+        Err(message) => reply::error(&ApiError::new(502, ErrorType::Upstream, "upstream_error", message)),
     }
 }
 
-async fn ask_models(
-    shared: &Shared,
-    headers: &HeaderMap,
-) -> Result<(StatusCode, HeaderMap, Bytes), String> {
+async fn ask_models(shared: &Shared, headers: &HeaderMap) -> Result<(StatusCode, HeaderMap, Bytes), String> {
     let upstream = &shared.inner.upstream;
-    let sent = upstream
-        .send(Method::GET, "/models", None, headers, Bytes::new())
-        .await;
-    let UpstreamReply {
-        status,
-        headers,
-        mut body,
-    } = sent.map_err(|error| error.to_string())?;
+    let sent = upstream.send(Method::GET, "/models", None, headers, Bytes::new()).await;
+    let UpstreamReply { status, headers, mut body } = sent.map_err(|error| error.to_string())?;
     let mut text = BytesMut::new();
     while let Some(piece) = body.next(MAX_MODELS_BYTES).await {
         text.extend_from_slice(&piece.map_err(|error| error.to_string())?);
@@ -64,33 +50,20 @@ pub(super) async fn readyz(State(shared): State<Shared>) -> Response {
     let headers = HeaderMap::new();
     match tokio::time::timeout(READY_LIMIT, ask_models(&shared, &headers)).await {
         Ok(Ok((status, _, _))) if status.is_success() => "ready\n".into_response(),
-        Ok(Ok((status, _, _))) => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!("the upstream answers {status}\n"),
-        )
-            .into_response(),
-        Ok(Err(message)) => {
-            (StatusCode::SERVICE_UNAVAILABLE, format!("{message}\n")).into_response()
+        Ok(Ok((status, _, _))) => {
+            (StatusCode::SERVICE_UNAVAILABLE, format!("the upstream answers {status}\n")).into_response()
         }
-        Err(_) => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the upstream does not answer\n",
-        )
-            .into_response(),
+        Ok(Err(message)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{message}\n")).into_response(),
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the upstream does not answer\n").into_response(),
     }
 }
 
 /// `GET /metrics`, for Prometheus.
 pub(super) async fn metrics(State(shared): State<Shared>) -> Response {
     match &shared.inner.options.render_metrics {
-        Some(render) => (
-            [(
-                header::CONTENT_TYPE,
-                "text/plain; version=0.0.4; charset=utf-8",
-            )],
-            render(),
-        )
-            .into_response(),
+        Some(render) => {
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], render()).into_response()
+        }
         None => not_found(Method::GET, Uri::from_static("/metrics")).await,
     }
 }
@@ -106,10 +79,5 @@ pub(super) async fn not_found(method: Method, uri: Uri) -> Response {
         "this proxy serves POST /v1/chat/completions and GET /v1/models"
     };
     let message = format!("there is no {method} {path} here: {hint}");
-    reply::error(&ApiError::new(
-        404,
-        ErrorType::NotFound,
-        "not_found",
-        message,
-    ))
+    reply::error(&ApiError::new(404, ErrorType::NotFound, "not_found", message))
 }

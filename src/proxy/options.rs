@@ -56,10 +56,7 @@ impl ProxyOptions {
     pub fn from_config(config: &config::Proxy, mode: Mode, client_token: Option<String>) -> Self {
         Self {
             mode,
-            wanted: Wanted {
-                token_ids: config.capture_token_ids,
-                logprobs: config.capture_logprobs,
-            },
+            wanted: Wanted { token_ids: config.capture_token_ids, logprobs: config.capture_logprobs },
             history_rewrite_tolerance: config.history_rewrite_tolerance,
             stream_buffer_bytes: config.stream_buffer_size,
             commit_wait: config.commit_wait(),
@@ -82,18 +79,13 @@ impl ProxyOptions {
     /// Stand-alone capture: sampling and model names pass through.
     #[must_use]
     pub fn stand_alone() -> Self {
-        Self::new(Mode::StandAlone {
-            sampling: SessionSampling::PassThrough,
-            model_map: BTreeMap::new(),
-        })
+        Self::new(Mode::StandAlone { sampling: SessionSampling::PassThrough, model_map: BTreeMap::new() })
     }
 
     /// A trainer's proxy.
     #[must_use]
     pub fn trainer(policy_model: impl Into<String>) -> Self {
-        Self::new(Mode::Trainer {
-            policy_model: policy_model.into(),
-        })
+        Self::new(Mode::Trainer { policy_model: policy_model.into() })
     }
 
     /// The upstream's model for a requested name; `None`: the name passes through.

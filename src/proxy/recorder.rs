@@ -13,8 +13,8 @@ use super::session::Session;
 use super::{Inner, verdict};
 use crate::protocol::chat::{Choice, Fed, Reply, Request};
 use crate::record::{
-    Call, CallId, CallStatus, CapturedToolCall, ClientApi, IdsSource, SCHEMA_VERSION, SinkError,
-    Usage, WeightSource, WeightSpan,
+    Call, CallId, CallStatus, CapturedToolCall, ClientApi, IdsSource, SCHEMA_VERSION, SinkError, Usage,
+    WeightSource, WeightSpan,
 };
 use crate::upstream::dialect::Prepared;
 
@@ -55,16 +55,15 @@ impl Recorder {
     pub(super) fn new(
         inner: Arc<Inner>,
         session: Arc<Session>,
+        tokens: (TaskTrackerToken, TaskTrackerToken),
         slot: OwnedSemaphorePermit,
         request: Request,
         prepared: Prepared,
     ) -> Self {
         metrics::gauge!("lego_proxy_calls_in_flight").increment(1.0);
-        let since_epoch = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
-            tokens: (session.token(), inner.running.token()),
+            tokens,
             _slot: Some(slot),
             call_id: CallId::now(),
             request,
@@ -77,11 +76,7 @@ impl Recorder {
             received: Instant::now(),
             received_at: i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX),
             ttft_us: None,
-            version_at_start: session
-                .spec
-                .policy_version
-                .as_ref()
-                .map(|version| version().0),
+            version_at_start: session.spec.policy_version.as_ref().map(|version| version().0),
             response: Response::None,
             unreadable: None,
             committed: BTreeSet::new(),
@@ -135,10 +130,7 @@ impl Recorder {
         } else if self.reply.is_finished(self.request.n) {
             (CallStatus::Ok, None)
         } else {
-            (
-                CallStatus::Truncated,
-                Some("the upstream ended its reply before finish_reason".to_owned()),
-            )
+            (CallStatus::Truncated, Some("the upstream ended its reply before finish_reason".to_owned()))
         }
     }
 
@@ -154,8 +146,7 @@ impl Recorder {
 
     /// Stores the choices that have their finish reason, while others go on.
     pub(super) async fn commit_finished(&mut self) -> Result<(), SinkError> {
-        let finished =
-            |(index, choice): (&u16, &Choice)| choice.finish_reason.is_some().then_some(*index);
+        let finished = |(index, choice): (&u16, &Choice)| choice.finish_reason.is_some().then_some(*index);
         let finished: Vec<u16> = self.reply.choices.iter().filter_map(finished).collect();
         let calls = self.calls(&finished, CallStatus::Ok, None);
         self.store(calls, CallStatus::Ok).await
@@ -170,8 +161,7 @@ impl Recorder {
         }
         metrics::gauge!("lego_proxy_calls_in_flight").decrement(1.0);
         metrics::counter!("lego_proxy_calls_total", "status" => status.as_str()).increment(1);
-        metrics::histogram!("lego_proxy_call_seconds")
-            .record(self.received.elapsed().as_secs_f64());
+        metrics::histogram!("lego_proxy_call_seconds").record(self.received.elapsed().as_secs_f64());
         self.calls(&choices, status, error)
     }
 
@@ -181,19 +171,11 @@ impl Recorder {
             return Ok(());
         }
         let failure = self.failure(status, &calls);
-        let append = append(
-            Arc::clone(&self.inner),
-            Arc::clone(&self.session),
-            self.tokens.clone(),
-            calls,
-            failure,
-        );
+        let append =
+            append(Arc::clone(&self.inner), Arc::clone(&self.session), self.tokens.clone(), calls, failure);
         match tokio::spawn(append).await {
             Ok(result) => result,
-            Err(error) => Err(SinkError::Io {
-                place: "the capture".to_owned(),
-                reason: error.to_string(),
-            }),
+            Err(error) => Err(SinkError::Io { place: "the capture".to_owned(), reason: error.to_string() }),
         }
     }
 
@@ -205,10 +187,7 @@ impl Recorder {
             CallStatus::Truncated | CallStatus::Timeout => true,
             _ => false,
         };
-        let error = calls
-            .first()
-            .and_then(|call| call.error.as_deref())
-            .unwrap_or_default();
+        let error = calls.first().and_then(|call| call.error.as_deref()).unwrap_or_default();
         is_broken.then(|| format!("call {}: {}: {error}", self.call_id, status.as_str()))
     }
 
@@ -224,13 +203,8 @@ impl Recorder {
 
     /// Records of these choices, which count as stored from now on.
     fn calls(&mut self, choices: &[u16], status: CallStatus, error: Option<String>) -> Vec<Call> {
-        let sampled: usize = self
-            .reply
-            .choices
-            .values()
-            .filter_map(|choice| choice.token_ids.as_ref())
-            .map(Vec::len)
-            .sum();
+        let sampled: usize =
+            self.reply.choices.values().filter_map(|choice| choice.token_ids.as_ref()).map(Vec::len).sum();
         let response = self.response_json();
         let missing = Choice::default();
         let mut calls = Vec::new();
@@ -243,8 +217,7 @@ impl Recorder {
             call.response = response.clone();
             let constrained = self.request.is_constrained;
             call.not_trainable_reasons = verdict::reasons(&call, sampled as u64, constrained);
-            call.not_trainable_reasons
-                .extend(self.more_reasons.iter().cloned());
+            call.not_trainable_reasons.extend(self.more_reasons.iter().cloned());
             call.trainable = call.not_trainable_reasons.is_empty();
             calls.push(call);
         }
@@ -255,15 +228,10 @@ impl Recorder {
         let spec = &self.session.spec;
         let kind = self.inner.upstream.kind();
         let source = |has_ids: bool| {
-            if has_ids {
-                IdsSource::Engine
-            } else {
-                IdsSource::Absent
-            }
+            if has_ids { IdsSource::Engine } else { IdsSource::Absent }
         };
         let (weight_spans, weight_source) = self.weights(choice);
-        let upstream_request =
-            (self.prepared.body != *self.request.body()).then(|| raw(&self.prepared.body));
+        let upstream_request = (self.prepared.body != *self.request.body()).then(|| raw(&self.prepared.body));
         Call {
             schema_version: SCHEMA_VERSION,
             call_id: self.call_id,
@@ -303,11 +271,7 @@ impl Recorder {
             sampling_sent: self.prepared.sampling_sent.clone(),
             weight_spans,
             weight_source,
-            text: self
-                .reply
-                .choices
-                .contains_key(&index)
-                .then(|| choice.text.clone()),
+            text: self.reply.choices.contains_key(&index).then(|| choice.text.clone()),
             tool_calls: (!choice.tool_calls.is_empty()).then(|| tool_calls(choice)),
             finish_reason: choice.finish_reason.clone(),
             usage: self.reply.usage.map(|usage| Usage {
@@ -333,20 +297,11 @@ impl Recorder {
             });
             return (Some(spans.collect()), WeightSource::ReplySpans);
         }
-        let now = self
-            .session
-            .spec
-            .policy_version
-            .as_ref()
-            .map(|version| version().0);
+        let now = self.session.spec.policy_version.as_ref().map(|version| version().0);
         match (self.version_at_start, now, &choice.token_ids) {
             (Some(start), Some(end), Some(ids)) if start == end => {
                 let end = u32::try_from(ids.len()).unwrap_or(u32::MAX);
-                let span = WeightSpan {
-                    version: start.to_string(),
-                    start: 0,
-                    end,
-                };
+                let span = WeightSpan { version: start.to_string(), start: 0, end };
                 (Some(vec![span]), WeightSource::LegoClock)
             }
             _ => (None, WeightSource::Unknown),
@@ -382,25 +337,13 @@ impl Drop for Recorder {
         }
         let is_ours = self.session.closed().is_cancelled();
         let (status, why) = if is_ours {
-            (
-                CallStatus::Aborted,
-                "the session was closed while the call ran",
-            )
+            (CallStatus::Aborted, "the session was closed while the call ran")
         } else {
-            (
-                CallStatus::ClientDisconnect,
-                "the client went away before the end of the reply",
-            )
+            (CallStatus::ClientDisconnect, "the client went away before the end of the reply")
         };
         let calls = self.take_all(status, Some(why.to_owned()));
         let inner = Arc::clone(&self.inner);
-        let work = append(
-            inner,
-            Arc::clone(&self.session),
-            self.tokens.clone(),
-            calls,
-            None,
-        );
+        let work = append(inner, Arc::clone(&self.session), self.tokens.clone(), calls, None);
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn(work)),
             Err(_) => {
@@ -422,11 +365,8 @@ async fn append(
     let result = inner.sink.append(calls).await;
     match &result {
         Ok(()) => {
-            let tokens = kept
-                .iter()
-                .filter_map(|call| call.completion_token_ids.as_ref())
-                .map(Vec::len)
-                .sum();
+            let tokens =
+                kept.iter().filter_map(|call| call.completion_token_ids.as_ref()).map(Vec::len).sum();
             metrics::counter!("lego_proxy_captured_tokens_total").increment(count(tokens));
             session.keep(kept, failure);
         }
@@ -452,8 +392,7 @@ fn tool_calls(choice: &Choice) -> Vec<CapturedToolCall> {
     let capture = |call: &crate::protocol::chat::ToolCall| CapturedToolCall {
         id: call.id.clone(),
         name: call.name.clone(),
-        arguments_valid_json: serde_json::from_str::<serde::de::IgnoredAny>(&call.arguments)
-            .is_ok(),
+        arguments_valid_json: serde_json::from_str::<serde::de::IgnoredAny>(&call.arguments).is_ok(),
         arguments: call.arguments.clone(),
     };
     choice.tool_calls.iter().map(capture).collect()
@@ -461,9 +400,7 @@ fn tool_calls(choice: &Choice) -> Vec<CapturedToolCall> {
 
 /// Bytes as JSON: as they are when they are JSON, else as a string.
 fn raw(bytes: &[u8]) -> Box<RawValue> {
-    let own = String::from_utf8(bytes.to_vec())
-        .ok()
-        .and_then(|text| RawValue::from_string(text).ok());
+    let own = String::from_utf8(bytes.to_vec()).ok().and_then(|text| RawValue::from_string(text).ok());
     own.unwrap_or_else(|| RawValue::from_string(as_string(bytes)).unwrap_or_default())
 }
 

@@ -79,12 +79,7 @@ impl Relay {
         Self::new(inner, recorder, Source::Body(body), abort)
     }
 
-    fn new(
-        inner: Arc<Inner>,
-        recorder: Recorder,
-        source: Source,
-        abort: CancellationToken,
-    ) -> Self {
+    fn new(inner: Arc<Inner>, recorder: Recorder, source: Source, abort: CancellationToken) -> Self {
         let now = Instant::now();
         Self {
             inner,
@@ -117,13 +112,9 @@ impl Relay {
             match self.step().await {
                 Step::Head(Ok(received)) => self.head(received).await,
                 Step::Head(Err(error)) => {
-                    let status = if error.is_timeout() {
-                        CallStatus::Timeout
-                    } else {
-                        CallStatus::UpstreamError
-                    };
-                    self.fail(status, "upstream_unreachable", error.to_string())
-                        .await;
+                    let status =
+                        if error.is_timeout() { CallStatus::Timeout } else { CallStatus::UpstreamError };
+                    self.fail(status, "upstream_unreachable", error.to_string()).await;
                 }
                 Step::Piece(piece) => self.piece(&piece).await,
                 Step::End(error) => self.end(error).await,
@@ -131,15 +122,12 @@ impl Relay {
                 Step::KeepAlive => self.keep_alive(),
                 Step::Idle => {
                     let idle = self.inner.upstream.timeouts().idle;
-                    let message =
-                        format!("the upstream sent nothing for {idle:?} within its reply");
-                    self.fail(CallStatus::Timeout, "upstream_timeout", message)
-                        .await;
+                    let message = format!("the upstream sent nothing for {idle:?} within its reply");
+                    self.fail(CallStatus::Timeout, "upstream_timeout", message).await;
                 }
                 Step::Abort => {
                     let aborted = whole::aborted();
-                    self.fail(aborted.status, aborted.error.code, aborted.error.message)
-                        .await;
+                    self.fail(aborted.status, aborted.error.code, aborted.error.message).await;
                 }
             }
         }
@@ -149,16 +137,9 @@ impl Relay {
     async fn step(&mut self) -> Step {
         let is_body = matches!(self.source, Source::Body(_));
         let idle_at = is_body.then(|| self.last_received + self.inner.upstream.timeouts().idle);
-        let keep_alive = self
-            .inner
-            .options
-            .keep_alive
-            .filter(|_| self.hold_until.is_none());
+        let keep_alive = self.inner.options.keep_alive.filter(|_| self.hold_until.is_none());
         let keep_alive_at = keep_alive.map(|every| self.last_sent.max(self.last_received) + every);
-        let soonest = [self.hold_until, idle_at, keep_alive_at]
-            .into_iter()
-            .flatten()
-            .min();
+        let soonest = [self.hold_until, idle_at, keep_alive_at].into_iter().flatten().min();
         let soonest = soonest.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
         let piece_bytes = self.inner.options.stream_buffer_bytes;
         tokio::select! {
@@ -193,13 +174,9 @@ impl Relay {
                 let clean = self.inner.upstream.without_key(text);
                 self.recorder.error_body(&clean);
                 let (_, message) = whole::in_openai_shape(status, &clean, &self.inner.upstream);
-                self.fail(CallStatus::UpstreamError, "upstream_error", message)
-                    .await;
+                self.fail(CallStatus::UpstreamError, "upstream_error", message).await;
             }
-            Err(bad) => {
-                self.fail(bad.status, bad.error.code, bad.error.message)
-                    .await
-            }
+            Err(bad) => self.fail(bad.status, bad.error.code, bad.error.message).await,
         }
     }
 
@@ -324,6 +301,12 @@ impl Relay {
             self.is_over = true;
             return;
         }
+        // Only usage and terminator were waited for: the reply itself is whole.
+        if self.recorder.outcome().0 == CallStatus::Ok {
+            self.release(true).await;
+            self.is_over = true;
+            return;
+        }
         self.hold_until = None;
         match self.recorder.commit(status, Some(message)).await {
             Ok(()) => {
@@ -344,14 +327,9 @@ impl Relay {
     /// An event that changes nothing: clients that reset their patience by events stay.
     fn keep_alive(&mut self) {
         let reply = &self.recorder.reply;
-        let id = reply
-            .id
-            .clone()
-            .unwrap_or_else(|| format!("chatcmpl-{}", self.recorder.call_id));
+        let id = reply.id.clone().unwrap_or_else(|| format!("chatcmpl-{}", self.recorder.call_id));
         let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let created = reply
-            .created
-            .unwrap_or_else(|| seconds.map_or(0, |seconds| seconds.as_secs()));
+        let created = reply.created.unwrap_or_else(|| seconds.map_or(0, |seconds| seconds.as_secs()));
         let model = match (&self.recorder.prepared.cut.model, &reply.model) {
             (None, Some(served)) => served,
             _ => &self.recorder.request.model,
@@ -360,8 +338,7 @@ impl Relay {
             "id": id, "object": "chat.completion.chunk", "created": created, "model": model,
             "choices": [{"index": 0, "delta": {}, "logprobs": null, "finish_reason": null}],
         });
-        self.ready
-            .extend_from_slice(format!("data: {event}\n\n").as_bytes());
+        self.ready.extend_from_slice(format!("data: {event}\n\n").as_bytes());
     }
 }
 

@@ -26,10 +26,7 @@ pub(super) fn whole(status: StatusCode, headers: HeaderMap, body: Bytes) -> Resp
 pub(super) fn error(error: &ApiError) -> Response {
     let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut headers = HeaderMap::new();
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("application/json"),
-    );
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     whole(status, headers, error.body())
 }
 
@@ -43,27 +40,13 @@ pub(super) fn with_call_id(mut response: Response, call_id: CallId) -> Response 
 
 /// Headers of a stream that nothing on the way may hold back.
 pub(super) fn stream_headers(headers: &mut HeaderMap) {
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("text/event-stream; charset=utf-8"),
-    );
-    headers.insert(
-        header::CACHE_CONTROL,
-        HeaderValue::from_static("no-cache, no-transform"),
-    );
-    headers.insert(
-        HeaderName::from_static("x-accel-buffering"),
-        HeaderValue::from_static("no"),
-    );
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
+    headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
 }
 
 /// A handler panicked.
 pub(super) fn panicked(_panic: Box<dyn Any + Send + 'static>) -> Response {
     let message = "lego has a bug: this request's handler panicked; see its log";
-    error(&ApiError::new(
-        500,
-        ErrorType::Server,
-        "internal_error",
-        message,
-    ))
+    error(&ApiError::new(500, ErrorType::Server, "internal_error", message))
 }

@@ -30,11 +30,7 @@ pub enum ListenError {
     )]
     InUse { host: String, port: u16 },
     #[error("cannot listen on {host}:{port}: {cause}")]
-    Other {
-        host: String,
-        port: u16,
-        cause: std::io::Error,
-    },
+    Other { host: String, port: u16, cause: std::io::Error },
     #[error(
         "proxy.listen_host = {host:?} is reachable from other machines, so proxy.client_token_env must name a \
          variable with a token; or listen on 127.0.0.1"
@@ -46,48 +42,26 @@ pub enum ListenError {
 ///
 /// # Errors
 /// [`ListenError`] says what is in the way.
-pub async fn listen(
-    host: &str,
-    port: u16,
-    has_client_token: bool,
-) -> Result<TcpListener, ListenError> {
+pub async fn listen(host: &str, port: u16, has_client_token: bool) -> Result<TcpListener, ListenError> {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let found = tokio::net::lookup_host((bare, port)).await;
-    let address = found
-        .map_err(|cause| ListenError::Host {
-            host: host.to_owned(),
-            cause,
-        })?
-        .next();
+    let address = found.map_err(|cause| ListenError::Host { host: host.to_owned(), cause })?.next();
     let address = address.ok_or_else(|| ListenError::Host {
         host: host.to_owned(),
         cause: std::io::Error::other("it has no address"),
     })?;
     if !address.ip().is_loopback() && !has_client_token {
-        return Err(ListenError::NoToken {
-            host: host.to_owned(),
-        });
+        return Err(ListenError::NoToken { host: host.to_owned() });
     }
     let open = || -> std::io::Result<TcpListener> {
-        let socket = if address.is_ipv4() {
-            TcpSocket::new_v4()?
-        } else {
-            TcpSocket::new_v6()?
-        };
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         socket.listen(BACKLOG)
     };
     open().map_err(|cause| match cause.kind() {
-        std::io::ErrorKind::AddrInUse => ListenError::InUse {
-            host: host.to_owned(),
-            port,
-        },
-        _ => ListenError::Other {
-            host: host.to_owned(),
-            port,
-            cause,
-        },
+        std::io::ErrorKind::AddrInUse => ListenError::InUse { host: host.to_owned(), port },
+        _ => ListenError::Other { host: host.to_owned(), port, cause },
     })
 }
 
@@ -135,9 +109,7 @@ async fn connection(stream: TcpStream, router: Router, stop: CancellationToken) 
     }
     let service = TowerToHyperService::new(router);
     let mut builder = http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_LIMIT);
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT);
     let serving = builder.serve_connection(TokioIo::new(stream), service);
     let mut serving = std::pin::pin!(serving);
     let result = tokio::select! {

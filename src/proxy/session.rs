@@ -126,11 +126,7 @@ impl Session {
     }
 
     /// Lets a call in and gives its index in the session.
-    pub(super) fn admit(
-        &self,
-        request: &Request,
-        tolerates_rewrites: bool,
-    ) -> Result<u64, ApiError> {
+    pub(super) fn admit(&self, request: &Request, tolerates_rewrites: bool) -> Result<u64, ApiError> {
         let history: Vec<[u8; 32]> = if tolerates_rewrites {
             Vec::new()
         } else {
@@ -140,47 +136,23 @@ impl Session {
         let id = &self.spec.session_id;
         if state.is_closed || self.abort.is_cancelled() {
             let message = format!("session {id} is closed: its trial has ended");
-            return Err(ApiError::new(
-                403,
-                ErrorType::InvalidRequest,
-                "session_closed",
-                message,
-            ));
+            return Err(ApiError::new(403, ErrorType::InvalidRequest, "session_closed", message));
         }
-        if let Some(limit) = self
-            .spec
-            .max_calls
-            .filter(|limit| state.next_index >= *limit)
-        {
+        if let Some(limit) = self.spec.max_calls.filter(|limit| state.next_index >= *limit) {
             state.result.max_calls_hit = true;
             let message = format!(
                 "turn limit reached: session {id} has used all of its {limit} model calls; end the task now"
             );
-            return Err(ApiError::new(
-                400,
-                ErrorType::InvalidRequest,
-                "max_turns_reached",
-                message,
-            ));
+            return Err(ApiError::new(400, ErrorType::InvalidRequest, "max_turns_reached", message));
         }
         if !tolerates_rewrites {
             if !history.starts_with(&state.history) {
-                let same = state
-                    .history
-                    .iter()
-                    .zip(&history)
-                    .take_while(|(a, b)| a == b)
-                    .count();
+                let same = state.history.iter().zip(&history).take_while(|(a, b)| a == b).count();
                 let message = format!(
                     "this call rewrites the history of session {id} at message {same}, and \
                      proxy.history_rewrite_tolerance is false; set it to true to serve such calls"
                 );
-                return Err(ApiError::new(
-                    409,
-                    ErrorType::Conflict,
-                    "history_rewritten",
-                    message,
-                ));
+                return Err(ApiError::new(409, ErrorType::Conflict, "history_rewritten", message));
             }
             state.history = history;
         }
@@ -193,10 +165,9 @@ impl Session {
     pub(super) fn plan(&self, index: u64) -> SamplingPlan {
         match self.spec.sampling {
             SessionSampling::PassThrough => SamplingPlan::PassThrough,
-            SessionSampling::Pinned { temperature, seed } => SamplingPlan::Pinned {
-                temperature,
-                seed: call_seed(seed, index),
-            },
+            SessionSampling::Pinned { temperature, seed } => {
+                SamplingPlan::Pinned { temperature, seed: call_seed(seed, index) }
+            }
         }
     }
 
@@ -336,10 +307,7 @@ impl SessionHandle {
     /// An API key that names this session: `sk-lego-<session>.<secret>`.
     #[must_use]
     pub fn api_key(&self) -> String {
-        format!(
-            "sk-lego-{}.{}",
-            self.session.spec.session_id, self.session.secret
-        )
+        format!("sk-lego-{}.{}", self.session.spec.session_id, self.session.secret)
     }
 
     /// Refuses new calls, ends running ones, and returns when every call of the session is durable.
@@ -387,9 +355,6 @@ mod tests {
             hash(r#"{"role":"user","content":["a",1]}"#),
             hash(r#"{ "content": ["a", 1], "role": "user" }"#)
         );
-        assert_ne!(
-            hash(r#"{"role":"user","content":"a"}"#),
-            hash(r#"{"role":"user","content":"b"}"#)
-        );
+        assert_ne!(hash(r#"{"role":"user","content":"a"}"#), hash(r#"{"role":"user","content":"b"}"#));
     }
 }

@@ -13,14 +13,8 @@ pub(super) fn reasons(call: &Call, sampled_in_call: u64, is_constrained: bool) -
     if !matches!(call.kind, CallKind::Policy | CallKind::Unknown) {
         say(&format!("kind_{}", call.kind.as_str()));
     }
-    let prompt = call
-        .prompt_token_ids
-        .as_ref()
-        .filter(|_| call.prompt_ids_source == IdsSource::Engine);
-    let ids = call
-        .completion_token_ids
-        .as_ref()
-        .filter(|_| call.completion_ids_source == IdsSource::Engine);
+    let prompt = call.prompt_token_ids.as_ref().filter(|_| call.prompt_ids_source == IdsSource::Engine);
+    let ids = call.completion_token_ids.as_ref().filter(|_| call.completion_ids_source == IdsSource::Engine);
     match prompt {
         None => say("no_prompt_token_ids"),
         Some(ids) if ids.is_empty() => say("empty_prompt"),
@@ -33,9 +27,7 @@ pub(super) fn reasons(call: &Call, sampled_in_call: u64, is_constrained: bool) -
     }
     match (ids, &call.completion_logprobs) {
         (_, None) => say("no_logprobs"),
-        (Some(ids), Some(logprobs)) if ids.len() != logprobs.len() => {
-            say("logprobs_length_mismatch")
-        }
+        (Some(ids), Some(logprobs)) if ids.len() != logprobs.len() => say("logprobs_length_mismatch"),
         (_, Some(logprobs)) if logprobs.contains(&None) => say("logprob_missing"),
         _ => {}
     }
@@ -52,9 +44,7 @@ pub(super) fn reasons(call: &Call, sampled_in_call: u64, is_constrained: bool) -
     }
     match call.finish_reason.as_deref() {
         None => say("no_finish_reason"),
-        Some(reason @ ("abort" | "error" | "content_filter")) => {
-            say(&format!("finish_reason_{reason}"))
-        }
+        Some(reason @ ("abort" | "error" | "content_filter")) => say(&format!("finish_reason_{reason}")),
         Some(_) => {}
     }
     sampling(call, is_constrained, &mut say);
@@ -86,10 +76,7 @@ fn sampling(call: &Call, is_constrained: bool, say: &mut impl FnMut(&str)) {
 }
 
 fn weights(call: &Call, sampled: usize, say: &mut impl FnMut(&str)) {
-    let Some(spans) = call
-        .weight_spans
-        .as_ref()
-        .filter(|_| call.weight_source != WeightSource::Unknown)
+    let Some(spans) = call.weight_spans.as_ref().filter(|_| call.weight_source != WeightSource::Unknown)
     else {
         say("weight_version_unknown");
         return;

@@ -49,23 +49,13 @@ pub(super) async fn read(
             Ok(None) => return Ok(text.freeze()),
             Ok(Some(Err(error))) => {
                 let message = error.to_string();
-                return Err(bad(
-                    CallStatus::Truncated,
-                    502,
-                    "upstream_truncated",
-                    message,
-                ));
+                return Err(bad(CallStatus::Truncated, 502, "upstream_truncated", message));
             }
             Ok(Some(Ok(piece))) => text.extend_from_slice(&piece),
         }
         if text.len() > MAX_BODY_BYTES {
             let message = "the upstream's reply is longer than 256 MiB".to_owned();
-            return Err(bad(
-                CallStatus::UpstreamError,
-                502,
-                "upstream_oversize",
-                message,
-            ));
+            return Err(bad(CallStatus::UpstreamError, 502, "upstream_oversize", message));
         }
     }
 }
@@ -104,11 +94,7 @@ pub(super) async fn answer(
     piece_bytes: usize,
     abort: &CancellationToken,
 ) -> Response {
-    let UpstreamReply {
-        status,
-        headers,
-        body,
-    } = received;
+    let UpstreamReply { status, headers, body } = received;
     let text = match read(upstream, body, piece_bytes, abort).await {
         Ok(text) => text,
         Err(bad) => return fail(recorder, bad.status, &bad.error).await,
@@ -138,10 +124,7 @@ pub(super) async fn answer(
         recorder.error_body(&clean);
         let (body, message) = in_openai_shape(status, &clean, upstream);
         if body != clean {
-            out_headers.insert(
-                header::CONTENT_TYPE,
-                header::HeaderValue::from_static("application/json"),
-            );
+            out_headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
             out_headers.remove(header::CONTENT_ENCODING);
         }
         out = body;
@@ -155,39 +138,22 @@ pub(super) async fn answer(
 }
 
 /// An upstream's error: as it is when clients of the protocol can read it, else wrapped. With its message.
-pub(super) fn in_openai_shape(
-    status: StatusCode,
-    body: &Bytes,
-    upstream: &Upstream,
-) -> (Bytes, String) {
+pub(super) fn in_openai_shape(status: StatusCode, body: &Bytes, upstream: &Upstream) -> (Bytes, String) {
     if let Ok(value) = serde_json::from_slice::<serde_json::Value>(body)
         && let Some(error) = value.get("error").filter(|error| !error.is_null())
     {
         let message = error["message"].as_str().or_else(|| error.as_str());
         let message = message.map_or_else(|| error.to_string(), str::to_owned);
-        return (
-            body.clone(),
-            format!("the upstream answered {status}: {message}"),
-        );
+        return (body.clone(), format!("the upstream answered {status}: {message}"));
     }
     let text = String::from_utf8_lossy(body);
     let text: String = text.trim().chars().take(500).collect();
-    let message = format!(
-        "the upstream at {} answered {status}: {text}",
-        upstream.name()
-    );
-    let error = ApiError::new(
-        status.as_u16(),
-        ErrorType::Upstream,
-        "upstream_error",
-        message,
-    );
+    let message = format!("the upstream at {} answered {status}: {text}", upstream.name());
+    let error = ApiError::new(status.as_u16(), ErrorType::Upstream, "upstream_error", message);
     (error.body(), error.message)
 }
 
 /// True if the body cannot be read as it is.
 pub(super) fn is_compressed(headers: &HeaderMap) -> bool {
-    headers
-        .get(header::CONTENT_ENCODING)
-        .is_some_and(|encoding| encoding != "identity")
+    headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity")
 }

@@ -91,11 +91,7 @@ pub fn prepare(
         }
         if !request.asks_weight_versions {
             set.push(("return_weight_versions", "true".to_owned()));
-            let in_stream = if request.is_stream {
-                Unasked::Absent
-            } else {
-                unasked
-            };
+            let in_stream = if request.is_stream { Unasked::Absent } else { unasked };
             cut.weight_versions = Some(in_stream);
         }
         // With it false, vLLM drops the ids of what its reasoning parser takes.
@@ -141,13 +137,7 @@ pub fn prepare(
         }
     });
     let logprob_semantics = semantics(kind, &sampling_sent);
-    Ok(Prepared {
-        body,
-        cut,
-        sampling_requested,
-        sampling_sent,
-        logprob_semantics,
-    })
+    Ok(Prepared { body, cut, sampling_requested, sampling_sent, logprob_semantics })
 }
 
 /// The request without what lego added for capture: the retry at a gateway that refuses it.
@@ -160,16 +150,7 @@ pub fn prepare_plain(
     request: &Request,
     model: Option<&str>,
 ) -> Result<Prepared, ScanError> {
-    prepare(
-        kind,
-        Wanted {
-            token_ids: false,
-            logprobs: false,
-        },
-        plan,
-        request,
-        model,
-    )
+    prepare(kind, Wanted { token_ids: false, logprobs: false }, plan, request, model)
 }
 
 fn with_usage(request: &Request) -> String {
@@ -186,10 +167,7 @@ fn sampling_of(get: &dyn Fn(&str) -> Option<Value>) -> Sampling {
     let number = |name: &str| get(name).and_then(|value| value.as_f64());
     let stop = get("stop").and_then(|stop| match stop {
         Value::String(text) => Some(vec![text]),
-        Value::Array(list) => list
-            .iter()
-            .map(|text| text.as_str().map(str::to_owned))
-            .collect(),
+        Value::Array(list) => list.iter().map(|text| text.as_str().map(str::to_owned)).collect(),
         _ => None,
     });
     let whole = |name: &str| get(name).and_then(|value| value.as_u64());
@@ -237,14 +215,8 @@ fn semantics(kind: UpstreamKind, sent: &Sampling) -> LogprobSemantics {
 mod tests {
     use super::*;
 
-    const WANTED: Wanted = Wanted {
-        token_ids: true,
-        logprobs: true,
-    };
-    const PINNED: SamplingPlan = SamplingPlan::Pinned {
-        temperature: 1.0,
-        seed: 9,
-    };
+    const WANTED: Wanted = Wanted { token_ids: true, logprobs: true };
+    const PINNED: SamplingPlan = SamplingPlan::Pinned { temperature: 1.0, seed: 9 };
 
     fn request(text: &'static str) -> Request {
         Request::parse(Bytes::from_static(text.as_bytes())).expect("request")
@@ -255,8 +227,7 @@ mod tests {
         let request = request(
             r#"{"model":"m","messages":[],"temperature":0.2,"logit_bias":{"5":-100},"top_k":20,"min_tokens":4,"stop":"x"}"#,
         );
-        let sent =
-            prepare(UpstreamKind::Vllm, WANTED, PINNED, &request, Some("policy")).expect("object");
+        let sent = prepare(UpstreamKind::Vllm, WANTED, PINNED, &request, Some("policy")).expect("object");
         let body: Value = serde_json::from_slice(&sent.body).expect("JSON");
         assert_eq!(body["model"], "policy");
         assert_eq!(body["temperature"], 1.0);
@@ -265,10 +236,7 @@ mod tests {
         assert_eq!(body["stop"], "x");
         assert_eq!(sent.logprob_semantics, LogprobSemantics::RawT1);
         assert_eq!(sent.sampling_requested.temperature, Some(0.2));
-        assert_eq!(
-            sent.sampling_requested.logit_bias.as_deref(),
-            Some(r#"{"5":-100}"#)
-        );
+        assert_eq!(sent.sampling_requested.logit_bias.as_deref(), Some(r#"{"5":-100}"#));
         assert_eq!(sent.sampling_sent.seed, Some(9));
         assert_eq!(sent.sampling_sent.logit_bias, None);
         assert!(is_untruncated(&sent.sampling_sent));
@@ -299,14 +267,8 @@ mod tests {
         ] {
             let text = format!(r#"{{"model":"m","messages":[],"stream":true{options}}}"#);
             let request = Request::parse(Bytes::from(text)).expect("request");
-            let sent = prepare(
-                UpstreamKind::Openai,
-                WANTED,
-                SamplingPlan::PassThrough,
-                &request,
-                None,
-            )
-            .expect("object");
+            let sent = prepare(UpstreamKind::Openai, WANTED, SamplingPlan::PassThrough, &request, None)
+                .expect("object");
             let body: Value = serde_json::from_slice(&sent.body).expect("JSON");
             assert_eq!(body["stream_options"]["include_usage"], true, "{options}");
             assert_eq!(sent.cut.usage, !asks, "{options}");

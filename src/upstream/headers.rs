@@ -37,14 +37,8 @@ pub fn forward_request_headers(client: &HeaderMap, key: Option<&HeaderValue>) ->
     for name in REQUEST_ONLY {
         headers.remove(name);
     }
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("application/json"),
-    );
-    headers.insert(
-        header::ACCEPT_ENCODING,
-        HeaderValue::from_static("identity"),
-    );
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     if let Some(key) = key {
         headers.insert(header::AUTHORIZATION, key.clone());
     }
@@ -55,14 +49,7 @@ pub fn forward_request_headers(client: &HeaderMap, key: Option<&HeaderValue>) ->
 #[must_use]
 pub fn forward_reply_headers(upstream: &HeaderMap) -> HeaderMap {
     let mut headers = end_to_end(upstream);
-    for name in [
-        "content-length",
-        "date",
-        "server",
-        "set-cookie",
-        "keep-alive",
-        "alt-svc",
-    ] {
+    for name in ["content-length", "date", "server", "set-cookie", "keep-alive", "alt-svc"] {
         headers.remove(name);
     }
     headers
@@ -115,14 +102,8 @@ mod tests {
         assert!(!format!("{sent:?}").contains("canary"));
         let mut names: Vec<&str> = sent.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
-        let expected = [
-            "accept-encoding",
-            "authorization",
-            "content-type",
-            "user-agent",
-            "x-multi",
-            "x-request-id",
-        ];
+        let expected =
+            ["accept-encoding", "authorization", "content-type", "user-agent", "x-multi", "x-request-id"];
         assert_eq!(names, expected);
         assert_eq!(sent["authorization"], "Bearer real");
         assert_eq!(sent.get_all("x-multi").iter().count(), 2);

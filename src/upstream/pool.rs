@@ -80,12 +80,7 @@ impl Connection {
 
 impl Pool {
     pub(super) fn new(host: &str, port: u16, connect_timeout: Duration) -> Self {
-        Self {
-            host: host.to_owned(),
-            port,
-            connect_timeout,
-            idle: Arc::default(),
-        }
+        Self { host: host.to_owned(), port, connect_timeout, idle: Arc::default() }
     }
 
     /// Sends a request (origin-form URI, `Host` header) and returns the head of its response.
@@ -129,11 +124,7 @@ impl Pool {
 
     fn take_idle(&self) -> Option<Connection> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        while let Some(Idle {
-            mut connection,
-            since,
-        }) = idle.pop()
-        {
+        while let Some(Idle { mut connection, since }) = idle.pop() {
             // Reads an end of stream that arrived while nobody drove the connection.
             connection.drive(&mut Context::from_waker(Waker::noop()));
             let is_alive = connection.driver.is_some() && connection.sender.is_ready();
@@ -151,13 +142,8 @@ impl Pool {
             .map_err(|_| PoolError::ConnectTimeout(self.connect_timeout))?
             .map_err(PoolError::Connect)?;
         stream.set_nodelay(true).map_err(PoolError::Connect)?;
-        let (sender, driver) = http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(PoolError::Http)?;
-        Ok(Connection {
-            sender,
-            driver: Some(Box::pin(driver)),
-        })
+        let (sender, driver) = http1::handshake(TokioIo::new(stream)).await.map_err(PoolError::Http)?;
+        Ok(Connection { sender, driver: Some(Box::pin(driver)) })
     }
 }
 
@@ -249,10 +235,70 @@ impl PooledBody {
         }
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < MAX_IDLE {
-            idle.push(Idle {
-                connection,
-                since: Instant::now(),
-            });
+            idle.push(Idle { connection, since: Instant::now() });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    async fn get(pool: &Pool) -> Vec<u8> {
+        let mut request = Request::new(Full::new(Bytes::new()));
+        request.headers_mut().insert("host", http::HeaderValue::from_static("h"));
+        let mut body = pool.send(request).await.expect("a head").into_body();
+        let mut text = Vec::new();
+        while let Some(piece) = std::future::poll_fn(|cx| body.poll_piece(cx, 1 << 16)).await {
+            text.extend_from_slice(&piece.expect("a piece"));
+        }
+        text
+    }
+
+    /// Answers `per_connection` requests on each connection, then closes it; tells how many connections it closed.
+    async fn server(per_connection: usize) -> (Pool, tokio::sync::watch::Receiver<usize>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+        let port = listener.local_addr().expect("bound").port();
+        let (closed, receiver) = tokio::sync::watch::channel(0);
+        tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.expect("a connection");
+                for _ in 0..per_connection {
+                    let mut head = Vec::new();
+                    while !head.ends_with(b"\r\n\r\n") {
+                        head.push(stream.read_u8().await.expect("a request"));
+                    }
+                    let chunks = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
+                    stream.write_all(chunks).await.expect("written");
+                }
+                drop(stream);
+                closed.send_modify(|count| *count += 1);
+            }
+        });
+        (Pool::new("127.0.0.1", port, Duration::from_secs(5)), receiver)
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_used_again() {
+        let (pool, closed) = server(3).await;
+        for _ in 0..3 {
+            assert_eq!(get(&pool).await, b"abcde");
+        }
+        closed.clone().wait_for(|count| *count == 1).await.expect("served");
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_the_server_closed_meanwhile_is_not_used() {
+        let (pool, mut closed) = server(1).await;
+        for round in 1..4 {
+            assert_eq!(get(&pool).await, b"abcde");
+            closed.wait_for(|count| *count == round).await.expect("served");
+            // Lets the runtime see the end of the stream, as it does between two calls of an agent.
+            for _ in 0..200 {
+                tokio::task::yield_now().await;
+            }
         }
     }
 }

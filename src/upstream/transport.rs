@@ -45,9 +45,7 @@ impl Default for Timeouts {
 pub enum UpstreamError {
     #[error(transparent)]
     Url(#[from] InvalidUrl),
-    #[error(
-        "the upstream's API key is not usable in a header: it has control characters or is not ASCII"
-    )]
+    #[error("the upstream's API key is not usable in a header: it has control characters or is not ASCII")]
     Key,
     #[error("the https client could not be made: {0}")]
     Tls(String),
@@ -98,10 +96,7 @@ impl UpstreamBody {
         B: Body<Data = Bytes, Error = E> + Send + 'static,
         E: std::fmt::Display,
     {
-        Self(Source::Other(
-            body.map_err(|error| BodyError(error.to_string()))
-                .boxed_unsync(),
-        ))
+        Self(Source::Other(body.map_err(|error| BodyError(error.to_string())).boxed_unsync()))
     }
 
     /// The next bytes, up to about `max` of them joined; `None` at the end. Nothing is read ahead of this call.
@@ -109,15 +104,11 @@ impl UpstreamBody {
         std::future::poll_fn(|cx| self.poll_next(cx, max)).await
     }
 
-    fn poll_next(
-        &mut self,
-        cx: &mut Context<'_>,
-        max: usize,
-    ) -> Poll<Option<Result<Bytes, BodyError>>> {
+    fn poll_next(&mut self, cx: &mut Context<'_>, max: usize) -> Poll<Option<Result<Bytes, BodyError>>> {
         match &mut self.0 {
-            Source::Pooled(body) => body
-                .poll_piece(cx, max)
-                .map_err(|error: PoolError| BodyError(error.to_string())),
+            Source::Pooled(body) => {
+                body.poll_piece(cx, max).map_err(|error: PoolError| BodyError(error.to_string()))
+            }
             Source::Other(body) => loop {
                 let frame = std::task::ready!(Pin::new(&mut *body).poll_frame(cx));
                 match frame.map(|frame| frame.map(http_body::Frame::into_data)) {
@@ -145,14 +136,8 @@ pub struct Upstream {
 
 #[derive(Debug)]
 enum Transport {
-    Http {
-        base: BaseUrl,
-        pool: Pool,
-    },
-    Reqwest {
-        base: BaseUrl,
-        client: reqwest::Client,
-    },
+    Http { base: BaseUrl, pool: Pool },
+    Reqwest { base: BaseUrl, client: reqwest::Client },
     InProcess(Router),
 }
 
@@ -179,22 +164,14 @@ impl Upstream {
             if base.is_loopback() {
                 builder = builder.no_proxy();
             }
-            let client = builder
-                .build()
-                .map_err(|error| UpstreamError::Tls(error.to_string()))?;
+            let client = builder.build().map_err(|error| UpstreamError::Tls(error.to_string()))?;
             Transport::Reqwest { base, client }
         } else {
             let (host, port) = base.host_port();
             let pool = Pool::new(host, port, timeouts.connect);
             Transport::Http { pool, base }
         };
-        Ok(Self {
-            kind,
-            transport,
-            key,
-            timeouts,
-            refuses_additions: AtomicBool::new(false),
-        })
+        Ok(Self { kind, transport, key, timeouts, refuses_additions: AtomicBool::new(false) })
     }
 
     /// The embedded engine in this process.
@@ -244,10 +221,7 @@ impl Upstream {
     /// `text` with the upstream's key blacked out, should the upstream have repeated it.
     #[must_use]
     pub fn without_key(&self, text: Bytes) -> Bytes {
-        let key = self
-            .key
-            .as_ref()
-            .map(|key| key.as_bytes().trim_ascii_start());
+        let key = self.key.as_ref().map(|key| key.as_bytes().trim_ascii_start());
         let Some(key) = key.and_then(|key| key.strip_prefix(b"Bearer ")) else {
             return text;
         };
@@ -286,10 +260,7 @@ impl Upstream {
         let exchange = self.exchange(method, route, query, client_headers, body);
         match tokio::time::timeout(limit, exchange).await {
             Ok(result) => result,
-            Err(_) => Err(UpstreamError::FirstByteTimeout {
-                upstream: self.name(),
-                limit,
-            }),
+            Err(_) => Err(UpstreamError::FirstByteTimeout { upstream: self.name(), limit }),
         }
     }
 
@@ -301,27 +272,15 @@ impl Upstream {
         client_headers: &HeaderMap,
         body: Bytes,
     ) -> Result<UpstreamReply, UpstreamError> {
-        let broken = |cause: String| UpstreamError::Broken {
-            upstream: self.name(),
-            cause,
-        };
-        let unreachable = |cause: String| UpstreamError::Unreachable {
-            upstream: self.name(),
-            cause,
-        };
+        let broken = |cause: String| UpstreamError::Broken { upstream: self.name(), cause };
+        let unreachable = |cause: String| UpstreamError::Unreachable { upstream: self.name(), cause };
         let headers = forward_request_headers(client_headers, self.key.as_ref());
-        let query = query
-            .map(without_key_parameter)
-            .filter(|query| !query.is_empty());
+        let query = query.map(without_key_parameter).filter(|query| !query.is_empty());
         match &self.transport {
             Transport::Http { base, pool } => {
-                let uri = base
-                    .join(route, query.as_deref())
-                    .map_err(|error| broken(error.to_string()))?;
+                let uri = base.join(route, query.as_deref()).map_err(|error| broken(error.to_string()))?;
                 let path = uri.path_and_query().map_or("/", |path| path.as_str());
-                let origin: Uri = path
-                    .parse()
-                    .map_err(|_| broken("the URL's path is broken".into()))?;
+                let origin: Uri = path.parse().map_err(|_| broken("the URL's path is broken".into()))?;
                 let mut request = Request::new(Full::new(body));
                 *request.method_mut() = method;
                 *request.uri_mut() = origin;
@@ -335,36 +294,19 @@ impl Upstream {
                 })?;
                 let (head, body) = response.into_parts();
                 let body = UpstreamBody(Source::Pooled(Box::new(body)));
-                Ok(UpstreamReply {
-                    status: head.status,
-                    headers: head.headers,
-                    body,
-                })
+                Ok(UpstreamReply { status: head.status, headers: head.headers, body })
             }
             Transport::Reqwest { base, client } => {
-                let uri = base
-                    .join(route, query.as_deref())
-                    .map_err(|error| broken(error.to_string()))?;
-                let request = client
-                    .request(method, uri.to_string())
-                    .headers(headers)
-                    .body(body);
+                let uri = base.join(route, query.as_deref()).map_err(|error| broken(error.to_string()))?;
+                let request = client.request(method, uri.to_string()).headers(headers).body(body);
                 let response = request.send().await.map_err(|error| {
                     let is_connect = error.is_connect();
                     let cause = chain(&error.without_url());
-                    if is_connect {
-                        unreachable(cause)
-                    } else {
-                        broken(cause)
-                    }
+                    if is_connect { unreachable(cause) } else { broken(cause) }
                 })?;
                 let (head, body) = http::Response::<reqwest::Body>::from(response).into_parts();
                 let body = UpstreamBody::other(body);
-                Ok(UpstreamReply {
-                    status: head.status,
-                    headers: head.headers,
-                    body,
-                })
+                Ok(UpstreamReply { status: head.status, headers: head.headers, body })
             }
             Transport::InProcess(router) => {
                 let query = query.map_or(String::new(), |query| format!("?{query}"));
@@ -380,11 +322,7 @@ impl Upstream {
                 };
                 let (head, body) = response.into_parts();
                 let body = UpstreamBody::other(body);
-                Ok(UpstreamReply {
-                    status: head.status,
-                    headers: head.headers,
-                    body,
-                })
+                Ok(UpstreamReply { status: head.status, headers: head.headers, body })
             }
         }
     }
@@ -409,9 +347,7 @@ fn goes_through_proxy(base: &BaseUrl) -> bool {
 fn without_key_parameter(query: &str) -> String {
     let kept = query.split('&').filter(|pair| {
         let name = pair.split('=').next().unwrap_or_default();
-        !name.is_empty()
-            && !name.eq_ignore_ascii_case("key")
-            && !name.eq_ignore_ascii_case("api_key")
+        !name.is_empty() && !name.eq_ignore_ascii_case("key") && !name.eq_ignore_ascii_case("api_key")
     });
     kept.collect::<Vec<_>>().join("&")
 }
@@ -448,14 +384,8 @@ mod tests {
         )
         .expect("upstream");
         let text = Bytes::from_static(b"bad key sk-canary (sk-canary)");
-        assert_eq!(
-            upstream.without_key(text),
-            "bad key [redacted] ([redacted])"
-        );
+        assert_eq!(upstream.without_key(text), "bad key [redacted] ([redacted])");
         assert!(!format!("{upstream:?}").contains("canary"));
-        assert_eq!(
-            without_key_parameter("api-version=1&key=canary"),
-            "api-version=1"
-        );
+        assert_eq!(without_key_parameter("api-version=1&key=canary"), "api-version=1");
     }
 }

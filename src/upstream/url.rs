@@ -35,23 +35,11 @@ impl BaseUrl {
             }
             None => text.split('?').next().unwrap_or_default().to_owned(),
         };
-        let invalid = |reason| InvalidUrl {
-            url: shown.clone(),
-            reason,
-        };
-        let uri: Uri = text
-            .trim()
-            .parse()
-            .map_err(|_| invalid("it is not a URL"))?;
-        let scheme = uri
-            .scheme()
-            .cloned()
-            .filter(|s| *s == Scheme::HTTP || *s == Scheme::HTTPS);
+        let invalid = |reason| InvalidUrl { url: shown.clone(), reason };
+        let uri: Uri = text.trim().parse().map_err(|_| invalid("it is not a URL"))?;
+        let scheme = uri.scheme().cloned().filter(|s| *s == Scheme::HTTP || *s == Scheme::HTTPS);
         let scheme = scheme.ok_or_else(|| invalid("it must begin with http:// or https://"))?;
-        let authority = uri
-            .authority()
-            .cloned()
-            .ok_or_else(|| invalid("it has no host"))?;
+        let authority = uri.authority().cloned().ok_or_else(|| invalid("it has no host"))?;
         if authority.as_str().contains('@') {
             return Err(invalid(
                 "it has a user part: put the key into an environment variable (upstream_api_key_env)",
@@ -63,13 +51,7 @@ impl BaseUrl {
             ));
         }
         let mut path = uri.path().trim_end_matches('/').to_owned();
-        for route in [
-            "/chat/completions",
-            "/completions",
-            "/messages",
-            "/responses",
-            "/models",
-        ] {
+        for route in ["/chat/completions", "/completions", "/messages", "/responses", "/models"] {
             if let Some(base) = path.strip_suffix(route) {
                 path = base.to_owned();
                 break;
@@ -77,17 +59,12 @@ impl BaseUrl {
         }
         let last = path.rsplit('/').next().unwrap_or_default();
         let is_version = last.strip_prefix('v').is_some_and(|n| {
-            n.starts_with(|c: char| c.is_ascii_digit())
-                && n.chars().all(|c| c.is_ascii_alphanumeric())
+            n.starts_with(|c: char| c.is_ascii_digit()) && n.chars().all(|c| c.is_ascii_alphanumeric())
         });
         if !is_version {
             path.push_str("/v1");
         }
-        Ok(Self {
-            scheme,
-            authority,
-            path,
-        })
+        Ok(Self { scheme, authority, path })
     }
 
     /// The URL of a route such as `/chat/completions`.
@@ -112,11 +89,7 @@ impl BaseUrl {
     /// Host without brackets, and port.
     #[must_use]
     pub fn host_port(&self) -> (&str, u16) {
-        let host = self
-            .authority
-            .host()
-            .trim_start_matches('[')
-            .trim_end_matches(']');
+        let host = self.authority.host().trim_start_matches('[').trim_end_matches(']');
         let default = if self.is_https() { 443 } else { 80 };
         (host, self.authority.port_u16().unwrap_or(default))
     }
@@ -132,9 +105,7 @@ impl BaseUrl {
     pub fn is_loopback(&self) -> bool {
         let (host, _) = self.host_port();
         host.eq_ignore_ascii_case("localhost")
-            || host
-                .parse::<std::net::IpAddr>()
-                .is_ok_and(|address| address.is_loopback())
+            || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
     }
 }
 
@@ -157,41 +128,19 @@ mod tests {
             ("http://h/v1/", "http://h/v1/chat/completions"),
             ("http://h/prefix", "http://h/prefix/v1/chat/completions"),
             ("http://h/prefix/v1/", "http://h/prefix/v1/chat/completions"),
-            (
-                "https://h:8443/api/v4",
-                "https://h:8443/api/v4/chat/completions",
-            ),
+            ("https://h:8443/api/v4", "https://h:8443/api/v4/chat/completions"),
             ("http://h/v1beta", "http://h/v1beta/chat/completions"),
-            (
-                "http://h/v1/chat/completions",
-                "http://h/v1/chat/completions",
-            ),
-            (
-                "http://[::1]:8000/v1",
-                "http://[::1]:8000/v1/chat/completions",
-            ),
+            ("http://h/v1/chat/completions", "http://h/v1/chat/completions"),
+            ("http://[::1]:8000/v1", "http://[::1]:8000/v1/chat/completions"),
         ] {
-            let url = BaseUrl::parse(base)
-                .expect(base)
-                .join("/chat/completions", None);
+            let url = BaseUrl::parse(base).expect(base).join("/chat/completions", None);
             assert_eq!(url.expect("URL").to_string(), expected, "{base}");
         }
-        let url = BaseUrl::parse("http://h")
-            .expect("URL")
-            .join("/models", Some("a=1"))
-            .expect("URL");
+        let url = BaseUrl::parse("http://h").expect("URL").join("/models", Some("a=1")).expect("URL");
         assert_eq!(url.to_string(), "http://h/v1/models?a=1");
-        assert!(
-            BaseUrl::parse("http://localhost:1")
-                .expect("URL")
-                .is_loopback()
-        );
+        assert!(BaseUrl::parse("http://localhost:1").expect("URL").is_loopback());
         assert!(BaseUrl::parse("http://[::1]:1").expect("URL").is_loopback());
-        assert!(
-            !BaseUrl::parse("http://example.org")
-                .expect("URL")
-                .is_loopback()
-        );
+        assert!(!BaseUrl::parse("http://example.org").expect("URL").is_loopback());
     }
 
     #[test]

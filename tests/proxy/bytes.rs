@@ -26,28 +26,13 @@ fn scripts(style: Style) -> Vec<Script> {
     };
     let all = vec![
         Script::default(),
-        Script {
-            tokens_per_chunk: 4,
-            ..Script::default()
-        },
-        Script {
-            bytes_per_write: Some(1),
-            ..Script::default()
-        },
-        Script {
-            bytes_per_write: Some(7),
-            ..tools()
-        },
+        Script { tokens_per_chunk: 4, ..Script::default() },
+        Script { bytes_per_write: Some(1), ..Script::default() },
+        Script { bytes_per_write: Some(7), ..tools() },
         tools(),
-        Script {
-            gives_ids: false,
-            gives_versions: false,
-            ..Script::default()
-        },
+        Script { gives_ids: false, gives_versions: false, ..Script::default() },
     ];
-    all.into_iter()
-        .map(|script| Script { style, ..script })
-        .collect()
+    all.into_iter().map(|script| Script { style, ..script }).collect()
 }
 
 #[tokio::test]
@@ -105,11 +90,7 @@ async fn a_call_to_which_nothing_is_added_goes_through_untouched_both_ways() {
 async fn what_the_client_asked_for_stays_and_only_the_rest_goes() {
     let setup = Setup::stand_alone(Script::default()).await;
     for stream in [false, true] {
-        for asked in [
-            vec!["logprobs"],
-            vec!["return_token_ids"],
-            vec!["return_token_ids", "logprobs"],
-        ] {
+        for asked in [vec!["logprobs"], vec!["return_token_ids"], vec!["return_token_ids", "logprobs"]] {
             let mut body = request(stream);
             for name in asked {
                 body[name] = json!(true);
@@ -139,10 +120,7 @@ async fn a06_a_usage_event_reaches_only_the_client_that_asked_for_it() {
         assert_eq!(proxied, direct(&setup.mock, &body).await);
         records += 1;
         let calls = setup.sink.calls(records).await;
-        assert_eq!(
-            calls[records - 1].usage.expect("usage").completion_tokens,
-            5
-        );
+        assert_eq!(calls[records - 1].usage.expect("usage").completion_tokens, 5);
     }
 }
 
@@ -152,9 +130,7 @@ async fn a06_usage_on_other_chunks_is_read_and_cut_too() {
         let last = parts.len() - 3;
         let mut out = Vec::new();
         for (index, part) in parts.into_iter().enumerate() {
-            let Part::Event(data) = part else {
-                unreachable!("events only")
-            };
+            let Part::Event(data) = part else { unreachable!("events only") };
             if !data.contains("\"choices\":[{") {
                 out.extend((data == "[DONE]").then_some(Part::Event(data)));
                 continue;
@@ -169,10 +145,7 @@ async fn a06_usage_on_other_chunks_is_read_and_cut_too() {
         }
         out
     };
-    let script = Script {
-        spoil: Some(on_every_chunk),
-        ..Script::default()
-    };
+    let script = Script { spoil: Some(on_every_chunk), ..Script::default() };
     let setup = Setup::stand_alone(script).await;
     let proxied = text(setup.post(&request(true)).await).await;
     assert!(!String::from_utf8_lossy(&proxied).contains("usage"));
@@ -186,19 +159,13 @@ async fn a09_a02_comments_and_other_line_ends_pass_as_they_are() {
     let with_comments = |parts: Vec<Part>| {
         let mut out = vec![Part::Raw(b": PROCESSING\n\n".to_vec())];
         for part in parts {
-            let Part::Event(data) = part else {
-                unreachable!("events only")
-            };
+            let Part::Event(data) = part else { unreachable!("events only") };
             out.push(Part::Raw(format!("data: {data}\r\n\r\n").into_bytes()));
             out.push(Part::Raw(b": PROCESSING\r\n\r\n".to_vec()));
         }
         out
     };
-    let script = Script {
-        spoil: Some(with_comments),
-        bytes_per_write: Some(3),
-        ..Script::default()
-    };
+    let script = Script { spoil: Some(with_comments), bytes_per_write: Some(3), ..Script::default() };
     let setup = Setup::stand_alone(script).await;
     let body = request(true);
     let proxied = text(setup.post(&body).await).await;
@@ -206,60 +173,27 @@ async fn a09_a02_comments_and_other_line_ends_pass_as_they_are() {
     let direct = String::from_utf8(direct(&setup.mock, &body).await.to_vec()).expect("text");
     let extra = ": PROCESSING\r\n\r\n";
     let proxied = String::from_utf8(proxied.to_vec()).expect("text");
-    assert_eq!(
-        proxied.matches(extra).count(),
-        direct.matches(extra).count() + 1
-    );
-    assert_eq!(
-        proxied.replace(extra, ""),
-        direct
-            .replace(extra, ": PROCESSING\r\n\r\n")
-            .replace(extra, "")
-    );
-    assert_eq!(
-        setup.sink.calls(1).await[0].text.as_deref(),
-        Some("Hello 北京🌍")
-    );
+    assert_eq!(proxied.matches(extra).count(), direct.matches(extra).count() + 1);
+    assert_eq!(proxied.replace(extra, ""), direct.replace(extra, ": PROCESSING\r\n\r\n").replace(extra, ""));
+    assert_eq!(setup.sink.calls(1).await[0].text.as_deref(), Some("Hello 北京🌍"));
 }
 
 #[tokio::test]
 async fn in_a_training_session_the_asked_name_is_echoed_and_the_policy_answers() {
     let setup = Setup::trainer(Script::default()).await;
-    let session = setup
-        .proxy
-        .open_session(crate::setup::spec("s1"))
-        .expect("open");
+    let session = setup.proxy.open_session(crate::setup::spec("s1")).expect("open");
     let url = format!("http://{}/sessions/s1/v1/chat/completions", setup.address);
     for stream in [false, true] {
         let mut body = request(stream);
         body["model"] = json!("gpt-\"anything\"");
         let reply = text(post(&url, &body).await).await;
         let reply = String::from_utf8_lossy(&reply).into_owned();
-        assert!(
-            reply.contains(r#"gpt-\"anything\""#) && !reply.contains("policy"),
-            "{reply}"
-        );
+        assert!(reply.contains(r#"gpt-\"anything\""#) && !reply.contains("policy"), "{reply}");
     }
-    assert!(
-        setup
-            .mock
-            .asked()
-            .iter()
-            .all(|asked| asked.json()["model"] == "policy")
-    );
+    assert!(setup.mock.asked().iter().all(|asked| asked.json()["model"] == "policy"));
     let result = session.close().await;
-    assert!(
-        result
-            .calls
-            .iter()
-            .all(|call| call.model_requested == "gpt-\"anything\"")
-    );
-    assert!(
-        result
-            .calls
-            .iter()
-            .all(|call| call.model_served.as_deref() == Some("policy"))
-    );
+    assert!(result.calls.iter().all(|call| call.model_requested == "gpt-\"anything\""));
+    assert!(result.calls.iter().all(|call| call.model_served.as_deref() == Some("policy")));
 }
 
 #[tokio::test]
@@ -275,11 +209,7 @@ async fn unwanted_reasoning_is_asked_for_and_cut_out() {
 #[tokio::test]
 async fn a_plain_gateway_is_served_too() {
     let options = ProxyOptions::stand_alone();
-    let script = Script {
-        gives_ids: false,
-        style: Style::Absent,
-        ..Script::default()
-    };
+    let script = Script { gives_ids: false, style: Style::Absent, ..Script::default() };
     let setup = Setup::with(options, UpstreamKind::Openai, script).await;
     for stream in [false, true] {
         let body = request(stream);

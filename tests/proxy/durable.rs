@@ -17,11 +17,7 @@ async fn was_durable_first(setup: &Setup, stream: bool) -> bool {
     while let Some(piece) = response.chunk().await.expect("piece") {
         seen.extend_from_slice(&piece);
         let text = String::from_utf8_lossy(&seen).into_owned();
-        let may_act = if stream {
-            text.contains("\"finish_reason\":\"stop\"")
-        } else {
-            !text.is_empty()
-        };
+        let may_act = if stream { text.contains("\"finish_reason\":\"stop\"") } else { !text.is_empty() };
         if may_act {
             return setup.sink.is_durable.load(Ordering::SeqCst);
         }
@@ -49,11 +45,7 @@ async fn what_comes_before_the_held_event_is_not_held() {
         parts.insert(3, Part::Gate);
         parts
     };
-    let setup = Setup::stand_alone(Script {
-        spoil: Some(gated),
-        ..Script::default()
-    })
-    .await;
+    let setup = Setup::stand_alone(Script { spoil: Some(gated), ..Script::default() }).await;
     let mut response = setup.post(&request(true)).await;
     let mut seen = String::new();
     while !seen.contains("北京") {
@@ -75,10 +67,7 @@ async fn usage_that_never_comes_is_waited_for_at_most_commit_wait() {
     };
     let mut options = ProxyOptions::stand_alone();
     options.commit_wait = Duration::from_millis(50);
-    let script = Script {
-        spoil: Some(late),
-        ..Script::default()
-    };
+    let script = Script { spoil: Some(late), ..Script::default() };
     let setup = Setup::with(options, UpstreamKind::Vllm, script).await;
     let mut response = setup.post(&request(true)).await;
     let mut seen = String::new();
@@ -89,11 +78,7 @@ async fn usage_that_never_comes_is_waited_for_at_most_commit_wait() {
     let calls = setup.sink.calls(1).await;
     assert_eq!(calls[0].status, CallStatus::Ok);
     assert_eq!(calls[0].usage, None);
-    assert!(
-        calls[0]
-            .not_trainable_reasons
-            .contains(&"usage_unknown".to_owned())
-    );
+    assert!(calls[0].not_trainable_reasons.contains(&"usage_unknown".to_owned()));
     setup.mock.open_gate();
     let rest = text(response).await;
     assert_eq!(rest, &b"data: [DONE]\n\n"[..]);
@@ -108,9 +93,7 @@ async fn a_choice_that_ends_early_is_committed_while_the_others_go_on() {
         let mut second = Vec::new();
         let mut rest = Vec::new();
         for part in parts {
-            let Part::Event(data) = &part else {
-                unreachable!("events only")
-            };
+            let Part::Event(data) = &part else { unreachable!("events only") };
             if data.contains("\"choices\":[{\"index\":0") {
                 first.push(part);
             } else if data.contains("\"choices\":[{\"index\":1") {
@@ -124,10 +107,7 @@ async fn a_choice_that_ends_early_is_committed_while_the_others_go_on() {
     };
     let mut options = ProxyOptions::stand_alone();
     options.commit_wait = Duration::from_millis(50);
-    let script = Script {
-        spoil: Some(early),
-        ..Script::default()
-    };
+    let script = Script { spoil: Some(early), ..Script::default() };
     let setup = Setup::with(options, UpstreamKind::Vllm, script).await;
     let mut body = request(true);
     body["n"] = json!(2);

@@ -10,9 +10,7 @@ use crate::setup::Setup;
 
 #[tokio::test]
 async fn openais_python_client_streams_and_calls_tools() {
-    let python = tokio::task::spawn_blocking(|| python::venv(&["openai"]))
-        .await
-        .expect("venv");
+    let python = tokio::task::spawn_blocking(|| python::venv(&["openai"])).await.expect("venv");
     let setup = Setup::stand_alone(Script::default()).await;
     let tools = Script {
         tokens: vec![
@@ -25,16 +23,11 @@ async fn openais_python_client_streams_and_calls_tools() {
         has_tool_call: true,
         ..Script::default()
     };
-    for (script, expected) in [
-        (Script::default(), "Hello 北京🌍"),
-        (tools, "view {\"path\": \"a\"}"),
-    ] {
+    for (script, expected) in [(Script::default(), "Hello 北京🌍"), (tools, "view {\"path\": \"a\"}")] {
         setup.mock.set(script);
         let url = format!("http://{}/v1", setup.address);
         let python = python.clone();
-        let run = tokio::task::spawn_blocking(move || {
-            python::script(&python, "openai_client.py", &[&url])
-        });
+        let run = tokio::task::spawn_blocking(move || python::script(&python, "openai_client.py", &[&url]));
         let output = run.await.expect("ran");
         for line in output.lines().filter(|line| line.starts_with("stream")) {
             assert!(line.ends_with(expected), "{output}");

@@ -42,11 +42,8 @@ impl MemorySink {
     pub async fn calls(&self, count: usize) -> Vec<Call> {
         let mut receiver = self.calls.subscribe();
         let waiting = receiver.wait_for(|calls| calls.len() >= count);
-        let calls = tokio::time::timeout(PATIENCE, waiting)
-            .await
-            .expect("records in time")
-            .expect("open")
-            .clone();
+        let calls =
+            tokio::time::timeout(PATIENCE, waiting).await.expect("records in time").expect("open").clone();
         assert_eq!(calls.len(), count);
         calls
     }
@@ -60,15 +57,9 @@ impl MemorySink {
 impl CallSink for MemorySink {
     async fn append(&self, calls: Vec<Call>) -> Result<(), SinkError> {
         self.entered.send_modify(|n| *n += 1);
-        self.gate
-            .subscribe()
-            .wait_for(|open| *open)
-            .await
-            .expect("gate");
+        self.gate.subscribe().wait_for(|open| *open).await.expect("gate");
         if self.is_broken.load(Ordering::SeqCst) {
-            return Err(SinkError::Full {
-                place: "memory".to_owned(),
-            });
+            return Err(SinkError::Full { place: "memory".to_owned() });
         }
         self.is_durable.store(true, Ordering::SeqCst);
         self.calls.send_modify(|all| all.extend(calls));
@@ -103,18 +94,11 @@ impl Setup {
     pub async fn in_front_of(upstream: Upstream, options: ProxyOptions, mock: Mock) -> Self {
         let sink = MemorySink::new();
         let proxy = Proxy::new(options, Arc::clone(&sink) as Arc<dyn CallSink>, upstream);
-        let listener = lego::proxy::listen("127.0.0.1", 0, false)
-            .await
-            .expect("loopback");
+        let listener = lego::proxy::listen("127.0.0.1", 0, false).await.expect("loopback");
         let address = listener.local_addr().expect("bound");
         let served = proxy.clone();
         tokio::spawn(async move { served.serve(listener).await });
-        Self {
-            mock,
-            sink,
-            proxy,
-            address,
-        }
+        Self { mock, sink, proxy, address }
     }
 
     pub fn url(&self) -> String {
@@ -127,39 +111,22 @@ impl Setup {
 }
 
 pub fn timeouts() -> Timeouts {
-    Timeouts {
-        connect: Duration::from_secs(5),
-        first_byte: PATIENCE,
-        idle: PATIENCE,
-    }
+    Timeouts { connect: Duration::from_secs(5), first_byte: PATIENCE, idle: PATIENCE }
 }
 
 pub fn client() -> reqwest::Client {
     let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::builder()
-        .no_proxy()
-        .build()
-        .expect("client")
+    reqwest::Client::builder().no_proxy().build().expect("client")
 }
 
 pub async fn post(url: &str, body: &Value) -> reqwest::Response {
-    let request = client()
-        .post(url)
-        .header("content-type", "application/json");
-    let request = request
-        .header("authorization", "Bearer sk-client-canary")
-        .body(body.to_string());
-    tokio::time::timeout(PATIENCE, request.send())
-        .await
-        .expect("an answer in time")
-        .expect("an answer")
+    let request = client().post(url).header("content-type", "application/json");
+    let request = request.header("authorization", "Bearer sk-client-canary").body(body.to_string());
+    tokio::time::timeout(PATIENCE, request.send()).await.expect("an answer in time").expect("an answer")
 }
 
 pub async fn text(response: reqwest::Response) -> Bytes {
-    tokio::time::timeout(PATIENCE, response.bytes())
-        .await
-        .expect("an end in time")
-        .expect("whole")
+    tokio::time::timeout(PATIENCE, response.bytes()).await.expect("an end in time").expect("whole")
 }
 
 pub fn request(stream: bool) -> Value {
@@ -173,10 +140,7 @@ pub fn spec(name: &str) -> SessionSpec {
         task_id: Some("task-1".parse().expect("id")),
         harness: Some("mini".to_owned()),
         kind: CallKind::Policy,
-        sampling: SessionSampling::Pinned {
-            temperature: 1.0,
-            seed: 7,
-        },
+        sampling: SessionSampling::Pinned { temperature: 1.0, seed: 7 },
         policy_version: None,
         max_calls: None,
     }

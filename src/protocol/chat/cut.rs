@@ -70,14 +70,7 @@ pub fn cut(text: &[u8], cut: &Cut) -> Result<CutReply, CutError> {
                     all_empty &= cut_choice(text, choice.start, cut, &mut edits)?;
                 }
             }
-            "prompt_token_ids" => take(
-                text,
-                member,
-                index,
-                cut.prompt_token_ids,
-                &mut gone,
-                &mut edits,
-            ),
+            "prompt_token_ids" => take(text, member, index, cut.prompt_token_ids, &mut gone, &mut edits),
             "usage" if cut.usage => {
                 has_usage |= !is_null(text, member);
                 gone.push(index);
@@ -96,10 +89,7 @@ pub fn cut(text: &[u8], cut: &Cut) -> Result<CutReply, CutError> {
     remove(&members, &gone, &mut edits);
     edits.sort_by_key(|edit| edit.span.start);
     let is_usage_event = has_usage && !has_choice;
-    Ok(CutReply {
-        edits,
-        is_dropped: is_usage_event || (has_choice && all_empty),
-    })
+    Ok(CutReply { edits, is_dropped: is_usage_event || (has_choice && all_empty) })
 }
 
 /// Cuts one choice. True if nothing but what lego asked for was in it.
@@ -128,14 +118,11 @@ fn cut_choice(text: &[u8], at: usize, cut: &Cut, edits: &mut Vec<Edit>) -> Resul
                 let is_reasoning = |field: &Member| {
                     cut.reasoning && matches!(named(text, field), "reasoning" | "reasoning_content")
                 };
-                lost_reasoning = fields
-                    .iter()
-                    .any(|field| is_reasoning(field) && !is_null(text, field));
+                lost_reasoning = fields.iter().any(|field| is_reasoning(field) && !is_null(text, field));
                 json::remove_members(&fields, edits, is_reasoning);
                 let is_nothing = |field: &Member| {
-                    let is_empty_text = cut.empty_text
-                        && named(text, field) == "content"
-                        && field.text(text) == b"\"\"";
+                    let is_empty_text =
+                        cut.empty_text && named(text, field) == "content" && field.text(text) == b"\"\"";
                     is_reasoning(field) || is_empty_text
                 };
                 is_delta_empty = name == "delta" && fields.iter().all(is_nothing);
@@ -146,8 +133,7 @@ fn cut_choice(text: &[u8], at: usize, cut: &Cut, edits: &mut Vec<Edit>) -> Resul
     remove(&members, &gone, edits);
     // An engine sends a chunk without any delta only to deliver ids or log-probs: without lego there is none.
     // A client that asked for log-probs itself may be owed it.
-    let is_for_ids =
-        has_ids && cut.token_ids.is_some() && (!has_logprobs || cut.logprobs.is_some());
+    let is_for_ids = has_ids && cut.token_ids.is_some() && (!has_logprobs || cut.logprobs.is_some());
     Ok(is_delta_empty && !is_finish && (is_for_ids || lost_reasoning))
 }
 
@@ -206,20 +192,14 @@ mod tests {
     }
 
     fn events(name: &str) -> Vec<String> {
-        fixture(name)
-            .lines()
-            .filter_map(|line| line.strip_prefix("data: "))
-            .map(str::to_owned)
-            .collect()
+        fixture(name).lines().filter_map(|line| line.strip_prefix("data: ")).map(str::to_owned).collect()
     }
 
     #[test]
     fn cutting_a_stream_equals_deleting_from_the_parsed_stream() {
-        for name in [
-            "vllm_chat_stream.sse",
-            "vllm_chat_tools_stream.sse",
-            "openai_chat_stream_nologprobs.sse",
-        ] {
+        for name in
+            ["vllm_chat_stream.sse", "vllm_chat_tools_stream.sse", "openai_chat_stream_nologprobs.sse"]
+        {
             let mut kept = 0;
             for text in events(name).iter().filter(|text| *text != "[DONE]") {
                 let result = cut(text.as_bytes(), &all(Unasked::Absent)).expect("chunk");
@@ -255,40 +235,28 @@ mod tests {
     #[test]
     fn a_body_keeps_the_nulls_that_the_engine_would_have_written() {
         let text = fixture("vllm_chat.json");
-        let result = cut(
-            text.as_bytes(),
-            &Cut {
-                usage: false,
-                ..all(Unasked::Null)
-            },
-        )
-        .expect("body");
+        let result = cut(text.as_bytes(), &Cut { usage: false, ..all(Unasked::Null) }).expect("body");
         assert!(!result.is_dropped);
         let mut expected: Value = serde_json::from_str(&text).expect("JSON");
         expected["prompt_token_ids"] = Value::Null;
         for key in ["token_ids", "logprobs", "weight_versions"] {
             expected["choices"][0][key] = Value::Null;
         }
-        let out: Value =
-            serde_json::from_slice(&json::apply(text.as_bytes(), &result.edits)).expect("JSON");
+        let out: Value = serde_json::from_slice(&json::apply(text.as_bytes(), &result.edits)).expect("JSON");
         assert_eq!(out, expected);
     }
 
     #[test]
     fn unwanted_reasoning_goes_and_the_asked_name_is_echoed() {
-        let wanted = Cut {
-            reasoning: true,
-            model: Some("gpt-x".into()),
-            ..Cut::default()
-        };
-        let text =
-            br#"{"model":"lego","choices":[{"index":0,"delta":{"reasoning":"hm","content":"a"}}]}"#;
+        let wanted = Cut { reasoning: true, model: Some("gpt-x".into()), ..Cut::default() };
+        let text = br#"{"model":"lego","choices":[{"index":0,"delta":{"reasoning":"hm","content":"a"}}]}"#;
         let result = cut(text, &wanted).expect("chunk");
         assert_eq!(
             String::from_utf8(json::apply(text, &result.edits)).expect("text"),
             r#"{"model":"gpt-x","choices":[{"index":0,"delta":{"content":"a"}}]}"#
         );
-        let only = br#"{"model":"lego","choices":[{"index":0,"delta":{"reasoning":"hm"},"finish_reason":null}]}"#;
+        let only =
+            br#"{"model":"lego","choices":[{"index":0,"delta":{"reasoning":"hm"},"finish_reason":null}]}"#;
         assert!(cut(only, &wanted).expect("chunk").is_dropped);
     }
 }

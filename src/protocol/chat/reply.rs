@@ -89,11 +89,7 @@ impl Reply {
     /// True once `asked` choices have their finish reason.
     #[must_use]
     pub fn is_finished(&self, asked: u64) -> bool {
-        let finished = self
-            .choices
-            .values()
-            .filter(|choice| choice.finish_reason.is_some())
-            .count();
+        let finished = self.choices.values().filter(|choice| choice.finish_reason.is_some()).count();
         finished > 0 && finished as u64 >= asked && finished == self.choices.len()
     }
 
@@ -113,12 +109,8 @@ impl Reply {
             self.usage = Some(ReplyUsage {
                 prompt_tokens: usage.prompt_tokens.unwrap_or(0),
                 completion_tokens: usage.completion_tokens.unwrap_or(0),
-                cached_tokens: usage
-                    .prompt_tokens_details
-                    .and_then(|details| details.cached_tokens),
-                reasoning_tokens: usage
-                    .completion_tokens_details
-                    .and_then(|d| d.reasoning_tokens),
+                cached_tokens: usage.prompt_tokens_details.and_then(|details| details.cached_tokens),
+                reasoning_tokens: usage.completion_tokens_details.and_then(|d| d.reasoning_tokens),
             });
         }
         for choice in view.choices.unwrap_or_default() {
@@ -133,31 +125,23 @@ impl Choice {
     /// Adds a part; true if it carried the finish reason.
     fn add(&mut self, view: ChoiceView<'_>) -> bool {
         if let Some(delta) = view.delta.or(view.message) {
-            self.text
-                .push_str(delta.content.as_deref().unwrap_or_default());
+            self.text.push_str(delta.content.as_deref().unwrap_or_default());
             let reasoning = delta.reasoning.or(delta.reasoning_content);
-            self.reasoning
-                .push_str(reasoning.as_deref().unwrap_or_default());
+            self.reasoning.push_str(reasoning.as_deref().unwrap_or_default());
             for fragment in delta.tool_calls.unwrap_or_default() {
                 tools::add(&mut self.tool_calls, fragment);
             }
         }
         let entries = view.logprobs.and_then(|logprobs| logprobs.content);
         if let Some(ids) = &view.token_ids {
-            self.token_ids
-                .get_or_insert_default()
-                .extend_from_slice(ids);
+            self.token_ids.get_or_insert_default().extend_from_slice(ids);
         }
         let ids = view.token_ids.map_or(0, |ids| ids.len());
         if entries.is_some() || self.logprobs.is_some() || ids > 0 {
             let values = entries.as_deref().unwrap_or_default();
             if !values.is_empty() || self.logprobs.is_some() {
                 // Tokens that came before the first log-prob have none.
-                let missing = self
-                    .token_ids
-                    .as_ref()
-                    .map_or(0, Vec::len)
-                    .saturating_sub(ids);
+                let missing = self.token_ids.as_ref().map_or(0, Vec::len).saturating_sub(ids);
                 let all = self.logprobs.get_or_insert_with(|| vec![None; missing]);
                 all.extend(values.iter().map(Entry::value));
                 // An id without its log-prob has null, so that what follows is not shifted.
@@ -255,11 +239,7 @@ impl VersionView {
             Value::Number(number) => number.to_string(),
             _ => return None,
         };
-        Some(VersionSpan {
-            version,
-            start: self.start,
-            end: self.end,
-        })
+        Some(VersionSpan { version, start: self.start, end: self.end })
     }
 }
 
@@ -312,10 +292,7 @@ mod tests {
         assert_eq!(a.token_ids, b.token_ids);
         assert_eq!(a.token_ids.as_ref().expect("ids").len(), 13);
         assert_eq!(a.logprobs, b.logprobs);
-        assert_eq!(
-            a.logprobs.as_ref().expect("logprobs")[0],
-            Some(-1.748_499_989_509_582_5_f64 as f32)
-        );
+        assert_eq!(a.logprobs.as_ref().expect("logprobs")[0], Some(-1.748_499_989_509_582_5_f64 as f32));
         assert_eq!((&a.text, &a.finish_reason), (&b.text, &b.finish_reason));
         assert_eq!(a.text, "\n\nHello! 🎉");
         assert_eq!(a.weight_versions, b.weight_versions);
@@ -329,16 +306,8 @@ mod tests {
         let choice = &reply.choices[&0];
         let ids = choice.token_ids.as_ref().expect("ids").len() as u64;
         assert_eq!(ids, reply.usage.expect("usage").completion_tokens);
-        assert_eq!(
-            choice.logprobs.as_ref().expect("logprobs").len() as u64,
-            ids
-        );
-        assert!(
-            choice
-                .tool_calls
-                .iter()
-                .all(|call| serde_json::from_str::<Value>(&call.arguments).is_ok())
-        );
+        assert_eq!(choice.logprobs.as_ref().expect("logprobs").len() as u64, ids);
+        assert!(choice.tool_calls.iter().all(|call| serde_json::from_str::<Value>(&call.arguments).is_ok()));
         assert!(!choice.tool_calls.is_empty());
     }
 
@@ -372,9 +341,8 @@ mod tests {
     #[test]
     fn a_log_prob_is_the_nearest_f32_to_its_text() {
         for value in [-1e-40_f32, -0.1, -1.175_494_4e-38, -0.0, -13.815_511] {
-            let text = format!(
-                "{{\"choices\":[{{\"logprobs\":{{\"content\":[{{\"logprob\":{value:?}}}]}}}}]}}"
-            );
+            let text =
+                format!("{{\"choices\":[{{\"logprobs\":{{\"content\":[{{\"logprob\":{value:?}}}]}}}}]}}");
             let mut reply = Reply::default();
             reply.feed(text.as_bytes()).expect("readable");
             let read = reply.choices[&0].logprobs.as_ref().expect("logprobs")[0];

@@ -72,15 +72,10 @@ impl Request {
             None | Some(Value::Null) => true,
             Some(choice) => choice == "auto" || choice == "none",
         };
-        let has_grammar = [
-            "structured_outputs",
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
-            "guided_grammar",
-        ]
-        .iter()
-        .any(|name| get(name).is_some_and(|value| !value.is_null()));
+        let has_grammar =
+            ["structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"]
+                .iter()
+                .any(|name| get(name).is_some_and(|value| !value.is_null()));
         Ok(Self {
             model,
             is_stream: is_true("stream"),
@@ -107,9 +102,7 @@ impl Request {
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Value> {
         let member = json::find(&self.body, &self.members, name)?;
-        serde_json::from_slice::<Value>(member.text(&self.body))
-            .ok()
-            .filter(|v| !v.is_null())
+        serde_json::from_slice::<Value>(member.text(&self.body)).ok().filter(|v| !v.is_null())
     }
 
     /// True if the body has the member, null or not.
@@ -133,11 +126,7 @@ impl Request {
     ///
     /// # Errors
     /// [`json::ScanError`] cannot happen for a parsed request; it is passed on rather than hidden.
-    pub fn edited(
-        &self,
-        set: &[(&str, String)],
-        remove: &[&str],
-    ) -> Result<Bytes, json::ScanError> {
+    pub fn edited(&self, set: &[(&str, String)], remove: &[&str]) -> Result<Bytes, json::ScanError> {
         set_members(&self.body, set, remove).map(Bytes::from)
     }
 }
@@ -146,11 +135,7 @@ impl Request {
 ///
 /// # Errors
 /// [`json::ScanError`] if `text` is not an object.
-pub fn set_members(
-    text: &[u8],
-    set: &[(&str, String)],
-    remove: &[&str],
-) -> Result<Vec<u8>, json::ScanError> {
+pub fn set_members(text: &[u8], set: &[(&str, String)], remove: &[&str]) -> Result<Vec<u8>, json::ScanError> {
     let members = json::members(text, 0)?;
     let is_removed = |member: &Member| remove.iter().any(|name| member.is_named(text, name));
     let mut edits = Vec::new();
@@ -162,10 +147,7 @@ pub fn set_members(
         for member in members.iter().filter(|member| member.is_named(text, name)) {
             is_present = true;
             if member.text(text) != value.as_bytes() {
-                edits.push(Edit::replace(
-                    member.value.clone(),
-                    value.clone().into_bytes(),
-                ));
+                edits.push(Edit::replace(member.value.clone(), value.clone().into_bytes()));
             }
         }
         if !is_present {
@@ -179,9 +161,7 @@ pub fn set_members(
         }
     }
     if !appended.is_empty() {
-        let last = members
-            .last()
-            .map_or(json::skip_space(text, 0) + 1, |member| member.value.end);
+        let last = members.last().map_or(json::skip_space(text, 0) + 1, |member| member.value.end);
         edits.push(Edit::replace(last..last, appended.into_bytes()));
     }
     edits.sort_by_key(|edit| (edit.span.start, edit.span.end));
@@ -197,10 +177,7 @@ mod tests {
         let text = br#"{ "model": "m", "temperature": 0.70, "big": 12345678901234567890123, "logit_bias": {"1":2}, "messages": [] }"#;
         let request = Request::parse(Bytes::from_static(text)).expect("request");
         let body = request
-            .edited(
-                &[("temperature", "1.0".into()), ("seed", "7".into())],
-                &["logit_bias"],
-            )
+            .edited(&[("temperature", "1.0".into()), ("seed", "7".into())], &["logit_bias"])
             .expect("object");
         assert_eq!(
             body,
@@ -225,10 +202,7 @@ mod tests {
     #[test]
     fn bodies_that_are_no_chat_request_are_refused_with_the_reason() {
         let reason = |text: &'static str| {
-            Request::parse(Bytes::from_static(text.as_bytes()))
-                .map(|_| ())
-                .unwrap_err()
-                .to_string()
+            Request::parse(Bytes::from_static(text.as_bytes())).map(|_| ()).unwrap_err().to_string()
         };
         assert!(reason("{").contains("not JSON"));
         assert!(reason("[]").contains("not a JSON object"));

@@ -33,9 +33,7 @@ pub(super) fn add(calls: &mut Vec<ToolCall>, fragment: Fragment) {
     let id = fragment.id.filter(|id| !id.trim().is_empty());
     let function = fragment.function.unwrap_or_default();
     let name = function.name.filter(|name| !name.is_empty());
-    let by_index = fragment
-        .index
-        .and_then(|index| calls.iter().rposition(|call| call.index == Some(index)));
+    let by_index = fragment.index.and_then(|index| calls.iter().rposition(|call| call.index == Some(index)));
     let at = match &id {
         Some(id) => calls.iter().rposition(|call| &call.id == id),
         None => match (by_index, &name) {
@@ -54,10 +52,7 @@ pub(super) fn add(calls: &mut Vec<ToolCall>, fragment: Fragment) {
     // A head without an id may have opened the call that this id names.
     let at = at.or_else(|| by_index.filter(|&at| id.is_some() && calls[at].id.is_empty()));
     let at = at.unwrap_or_else(|| {
-        calls.push(ToolCall {
-            index: fragment.index,
-            ..ToolCall::default()
-        });
+        calls.push(ToolCall { index: fragment.index, ..ToolCall::default() });
         calls.len() - 1
     });
     let call = &mut calls[at];
@@ -69,8 +64,7 @@ pub(super) fn add(calls: &mut Vec<ToolCall>, fragment: Fragment) {
     {
         call.name = name;
     }
-    call.arguments
-        .push_str(function.arguments.as_deref().unwrap_or_default());
+    call.arguments.push_str(function.arguments.as_deref().unwrap_or_default());
 }
 
 fn is_complete(arguments: &str) -> bool {
@@ -85,23 +79,15 @@ mod tests {
     fn assemble(fragments: serde_json::Value) -> Vec<(String, String)> {
         let mut calls = Vec::new();
         for fragment in fragments.as_array().expect("list") {
-            add(
-                &mut calls,
-                serde_json::from_value(fragment.clone()).expect("fragment"),
-            );
+            add(&mut calls, serde_json::from_value(fragment.clone()).expect("fragment"));
         }
-        calls
-            .into_iter()
-            .map(|call| (call.name, call.arguments))
-            .collect()
+        calls.into_iter().map(|call| (call.name, call.arguments)).collect()
     }
 
     #[test]
     fn a16_fragments_find_their_call() {
-        let expected = vec![
-            ("f".to_owned(), "{\"a\":1}".to_owned()),
-            ("g".to_owned(), "{\"b\":2}".to_owned()),
-        ];
+        let expected =
+            vec![("f".to_owned(), "{\"a\":1}".to_owned()), ("g".to_owned(), "{\"b\":2}".to_owned())];
         let f = |name: &str, arguments: &str| json!({"name": name, "arguments": arguments});
         let shapes = [
             json!([

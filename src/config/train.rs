@@ -256,7 +256,8 @@ pub struct Reward {
     pub r#type: RewardType,
     /// Reward the share of tests that pass, in place of all or nothing.
     pub partial_credit: bool,
-    /// Give a reward floor to trials that the policy itself made invalid. Never for infrastructure.
+    /// Give a reward of -1 to trials that the policy itself made invalid: out of time, out of memory, harness
+    /// ended with an error. Never for infrastructure.
     pub penalize_invalid_trajectory: bool,
 }
 

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::layers::one_or_several;
 use super::{
-    AgentOom, Algorithm, Config, ConfigError, Durability, HarnessType, NetworkPolicy, Origin, ReadonlyPaths,
-    Relay, RewardType, SandboxBackend, UpstreamKind,
+    Algorithm, Config, ConfigError, HarnessType, NetworkPolicy, Origin, ReadonlyPaths, Relay, RewardType,
+    SandboxBackend, UpstreamKind,
 };
 
 /// What a config is used for: only what that needs is refused.
@@ -124,18 +124,6 @@ impl Notes<'_> {
             "SGLang's dialect is not spoken",
             "Use a vLLM server, or embedded.",
         );
-        self.refuse_if(
-            !proxy.history_rewrite_tolerance,
-            "proxy.history_rewrite_tolerance",
-            "rewritten histories are not refused",
-            "Set it to true.",
-        );
-        self.refuse_if(
-            proxy.durability == Durability::ProcessKill,
-            "proxy.durability",
-            "every call is synced to disk",
-            "Set it to power_loss.",
-        );
         if proxy.is_embedded() {
             // The default asks for routing where there is any; a dense model has none.
             return;
@@ -210,6 +198,7 @@ impl Notes<'_> {
             "a sandbox reaches only the model API at proxy.listen_port of its own loopback",
             &format!("Set it to {own}/v1, or take the key out."),
         );
+        self.no_effect("harness.llm_config_override.model", "the policy answers every model name");
         self.no_effect(
             "harness.llm_config_override.auth_type",
             "the proxy holds the key, the harness needs none",
@@ -266,12 +255,6 @@ impl Notes<'_> {
             "this backend does not exist",
             "Set it to auto.",
         );
-        self.refuse_if(
-            sandbox.agent_oom == AgentOom::Mask,
-            "sandbox.agent_oom",
-            "such trials are graded",
-            "Set it to grade.",
-        );
         self.no_effect("sandbox.cache.image_cache_dir", "no image is cached");
         self.no_effect("sandbox.cache.cache_ttl_hours", "no image is cached");
     }
@@ -295,18 +278,6 @@ impl Notes<'_> {
             "training.reward.type",
             "only hidden tests give a reward",
             "Set it to task_success.",
-        );
-        self.refuse_if(
-            training.reward.partial_credit,
-            "training.reward.partial_credit",
-            "a trial passes all its tests or gets no reward",
-            "Set it to false.",
-        );
-        self.refuse_if(
-            training.reward.penalize_invalid_trajectory,
-            "training.reward.penalize_invalid_trajectory",
-            "every trial that the policy ended is graded as it stands",
-            "Set it to false.",
         );
         self.refuse_if(
             training.temperature != 1.0,

@@ -15,6 +15,7 @@ use clap::{Parser, Subcommand};
 mod agent;
 mod capture;
 mod config;
+mod serve;
 mod sft;
 mod doctor;
 mod sandbox;
@@ -47,6 +48,7 @@ enum Command {
     /// Check, show and document the three config files.
     Config(config::Args),
     /// Train a policy on conversations: the supervised warm start.
+    Serve(serve::Args),
     Sft(sft::Args),
     /// Make sandboxes by hand.
     Sandbox(sandbox::Args),
@@ -64,6 +66,7 @@ impl Cli {
             Command::Agent(args) => agent::run(args),
             Command::Capture(args) => capture::run(args),
             Command::Config(args) => config::run(args),
+            Command::Serve(args) => serve::run(args),
             Command::Sft(args) => sft::run(args),
             Command::Sandbox(args) => sandbox::run(args),
             Command::Doctor(args) => doctor::run(args),

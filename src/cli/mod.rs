@@ -19,6 +19,7 @@ mod doctor;
 mod launch;
 mod proxy;
 mod sandbox;
+mod serve;
 mod sft;
 mod task;
 mod train;
@@ -47,6 +48,7 @@ enum Command {
     Train(train::Args),
     Launch(launch::Args),
     Proxy(proxy::Args),
+    Serve(serve::Args),
     Sft(sft::Args),
     Capture(capture::Args),
     Config(config::Args),
@@ -67,6 +69,7 @@ impl Cli {
             Command::Train(args) => train::run(args),
             Command::Launch(args) => launch::run(args),
             Command::Proxy(args) => proxy::run(args),
+            Command::Serve(args) => serve::run(args),
             Command::Sft(args) => sft::run(args),
             Command::Capture(args) => capture::run(args),
             Command::Config(args) => config::run(args),

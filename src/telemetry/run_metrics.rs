@@ -61,12 +61,14 @@ impl MetricValue {
     }
 }
 
+/// A step and a value for each of [`COLUMNS`].
+type Row = (u64, Vec<Option<MetricValue>>);
+
 /// The metrics of a run.
 #[derive(Debug)]
 pub struct RunMetrics {
     path: PathBuf,
-    /// First the step, then a value for each of [`COLUMNS`].
-    rows: Vec<(u64, Vec<Option<MetricValue>>)>,
+    rows: Vec<Row>,
     board: TensorBoard,
 }
 
@@ -201,7 +203,7 @@ fn read_batch(path: &Path) -> Result<RecordBatch, TelemetryError> {
 }
 
 /// Rows of a file whose columns may be fewer than today's.
-fn read_rows(path: &Path) -> Result<Vec<(u64, Vec<Option<MetricValue>>)>, TelemetryError> {
+fn read_rows(path: &Path) -> Result<Vec<Row>, TelemetryError> {
     let batch = read_batch(path)?;
     let broken = |cause: &str| TelemetryError::Broken { path: path.to_owned(), cause: cause.to_owned() };
     let steps = batch.column_by_name("step").ok_or_else(|| broken("it has no column step"))?;

@@ -27,18 +27,14 @@ async fn serve(messages: Vec<Result<Value, StatusCode>>) -> Script {
         let next = left.lock().expect("lock").pop_front();
         async move {
             match next {
-                Some(Ok(message)) => {
-                    Ok(Json(json!({"choices": [{"index": 0, "message": message}]})))
-                }
+                Some(Ok(message)) => Ok(Json(json!({"choices": [{"index": 0, "message": message}]}))),
                 Some(Err(status)) => Err(status),
                 None => Err(StatusCode::GONE),
             }
         }
     };
     let router = axum::Router::new().route("/v1/chat/completions", post(answer));
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
-        .await
-        .expect("bind");
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let url = format!("http://{}/v1", listener.local_addr().expect("address"));
     tokio::spawn(async move { axum::serve(listener, router).await });
     Script { url, requests }
@@ -66,13 +62,9 @@ fn call(name: &str, arguments: &str) -> Result<Value, StatusCode> {
 /// A workspace as the bundled tasks have it: `double` is broken in line 5.
 fn workspace() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("folder");
-    let write =
-        |path: &str, text: &str| std::fs::write(folder.path().join(path), text).expect("write");
+    let write = |path: &str, text: &str| std::fs::write(folder.path().join(path), text).expect("write");
     std::fs::create_dir(folder.path().join("tests")).expect("tests");
-    write(
-        "nums.py",
-        "def one(x):\n    return 1\n\ndef double(x):\n    return x * 3\n",
-    );
+    write("nums.py", "def one(x):\n    return 1\n\ndef double(x):\n    return x * 3\n");
     let runner = std::fs::read_to_string(repository().join("data/mini/run.py")).expect("runner");
     write("tests/run.py", &runner);
     write(
@@ -91,12 +83,7 @@ async fn play(replies: Vec<Result<Value, StatusCode>>) -> (Report, Vec<String>, 
     let folder = workspace();
     let turns = u32::try_from(replies.len()).expect("turns");
     let script = serve(replies).await;
-    let mut agent = agent(
-        &script.url,
-        folder.path(),
-        "nums.py: double should return 2 times x",
-        turns,
-    );
+    let mut agent = agent(&script.url, folder.path(), "nums.py: double should return 2 times x", turns);
     let report = agent.run().await.expect("run");
     let answers = agent.messages()[1..]
         .iter()
@@ -118,10 +105,7 @@ async fn a_good_edit_stays_and_submit_ends() {
     .await;
     assert_eq!((report.ended, report.turns), (Ended::Submitted, 3));
     assert_eq!(answers, ["FAIL double(4) = 7, want 8", "PASS"]);
-    assert_eq!(
-        file,
-        "def one(x):\n    return 1\n\ndef double(x):\n    return x * 2\n"
-    );
+    assert_eq!(file, "def one(x):\n    return 1\n\ndef double(x):\n    return x * 2\n");
 }
 
 #[tokio::test]
@@ -131,10 +115,7 @@ async fn a_failing_edit_is_rolled_back() {
         call("edit", r#"{"line": 5, "new": "return x *"}"#),
         call("edit", r#"{"line": 5, "new": "while x: x = x * x"}"#),
         call("edit", r#"{"line": 5, "new": "import os; os._exit(0)"}"#),
-        call(
-            "edit",
-            r#"{"line": 5, "new": "import os; os.kill(os.getpid(), 9)"}"#,
-        ),
+        call("edit", r#"{"line": 5, "new": "import os; os.kill(os.getpid(), 9)"}"#),
         call("run_tests", "{}"),
     ])
     .await;
@@ -142,13 +123,7 @@ async fn a_failing_edit_is_rolled_back() {
     let failed = "FAIL double(4) = ERR, want 8";
     assert_eq!(
         answers,
-        [
-            failed,
-            failed,
-            "FAIL tests broke",
-            "FAIL tests did not finish",
-            "FAIL double(4) = 12, want 8"
-        ]
+        [failed, failed, "FAIL tests broke", "FAIL tests did not finish", "FAIL double(4) = 12, want 8"]
     );
     assert_eq!(file, before);
 }
@@ -172,10 +147,7 @@ async fn calls_that_make_no_sense_are_answered() {
     replies.push(call("view", r#"{"start": 4, "end": 9}"#));
     let (_, answers, _) = play(replies).await;
     assert_eq!(answers[..count], vec!["ERROR bad call"; count]);
-    assert_eq!(
-        answers[count..],
-        ["FAIL no change", "4|def double(x):\n5|    return x * 3"]
-    );
+    assert_eq!(answers[count..], ["FAIL no change", "4|def double(x):\n5|    return x * 3"]);
 }
 
 #[tokio::test]
@@ -184,12 +156,7 @@ async fn requests_hold_the_statement_the_listing_and_nothing_that_varies() {
     for _ in 0..2 {
         let folder = workspace();
         let script = serve(vec![call("run_tests", "{ }"), call("submit", "{}")]).await;
-        let mut agent = agent(
-            &script.url,
-            folder.path(),
-            "nums.py: double should return 2 times x\n",
-            3,
-        );
+        let mut agent = agent(&script.url, folder.path(), "nums.py: double should return 2 times x\n", 3);
         agent.run().await.expect("run");
         bodies.push(script.requests.lock().expect("lock").clone());
     }
@@ -200,29 +167,20 @@ async fn requests_hold_the_statement_the_listing_and_nothing_that_varies() {
     );
     assert_eq!(bodies[0][0]["max_tokens"], 56);
     let history = bodies[0][1]["messages"].as_array().expect("messages");
-    assert_eq!(
-        history[1]["tool_calls"][0]["function"]["arguments"], "{ }",
-        "arguments stay as sampled"
-    );
+    assert_eq!(history[1]["tool_calls"][0]["function"]["arguments"], "{ }", "arguments stay as sampled");
     assert_eq!(history[2]["role"], "tool");
     assert_eq!(history[2]["tool_call_id"], "call_x");
 }
 
 #[tokio::test]
 async fn a_busy_server_is_asked_again_and_a_refusal_is_an_error() {
-    let (report, _, _) = play(vec![
-        Err(StatusCode::BAD_GATEWAY),
-        Err(StatusCode::TOO_MANY_REQUESTS),
-        call("submit", "{}"),
-    ])
-    .await;
+    let (report, _, _) =
+        play(vec![Err(StatusCode::BAD_GATEWAY), Err(StatusCode::TOO_MANY_REQUESTS), call("submit", "{}")])
+            .await;
     assert_eq!(report.turns, 1);
     let folder = workspace();
     let script = serve(vec![Err(StatusCode::FORBIDDEN), call("submit", "{}")]).await;
-    let error = agent(&script.url, folder.path(), "nums.py: double", 3)
-        .run()
-        .await
-        .expect_err("refused");
+    let error = agent(&script.url, folder.path(), "nums.py: double", 3).run().await.expect_err("refused");
     assert!(error.to_string().contains("403"), "{error}");
     assert_eq!(script.requests.lock().expect("lock").len(), 1);
 }
@@ -237,46 +195,24 @@ async fn expert_trajectories_are_the_agents_own_conversations() {
     let made = Command::new("python3")
         .args(["-B", "models/lego-tiny/recipe/make_sft.py", "--stage", "b"])
         .args(["--count", "24", "--tasks", "60", "--p", "0.3", "--g", "0.2"])
-        .args([
-            "--out".as_ref(),
-            out.as_os_str(),
-            "--workspaces".as_ref(),
-            workspaces.as_os_str(),
-        ])
+        .args(["--out".as_ref(), out.as_os_str(), "--workspaces".as_ref(), workspaces.as_os_str()])
         .current_dir(repository())
         .status()
         .expect("python3");
     assert!(made.success());
     let mut seen = String::new();
-    for (number, line) in std::fs::read_to_string(&out)
-        .expect("trajectories")
-        .lines()
-        .enumerate()
-    {
+    for (number, line) in std::fs::read_to_string(&out).expect("trajectories").lines().enumerate() {
         let trajectory: Value = serde_json::from_str(line).expect("json");
         let messages = trajectory["messages"].as_array().expect("messages");
         let is_assistant = |message: &&Value| message["role"] == "assistant";
-        let turns = messages
-            .iter()
-            .filter(is_assistant)
-            .map(|turn| Ok(turn.clone()))
-            .collect();
+        let turns = messages.iter().filter(is_assistant).map(|turn| Ok(turn.clone())).collect();
         let script = serve(turns).await;
         let first = messages[0]["content"].as_str().expect("text");
         let statement = first.lines().next().expect("statement");
-        let mut agent = agent(
-            &script.url,
-            &workspaces.join(number.to_string()),
-            statement,
-            3,
-        );
+        let mut agent = agent(&script.url, &workspaces.join(number.to_string()), statement, 3);
         agent.run().await.expect("run");
         // The answer to the last turn's call stays in the agent: nobody asks for it.
-        assert_eq!(
-            agent.messages()[..messages.len()],
-            messages[..],
-            "trajectory {number}"
-        );
+        assert_eq!(agent.messages()[..messages.len()], messages[..], "trajectory {number}");
         assert!(agent.messages().len() <= messages.len() + 1);
         seen.push_str(line);
     }
@@ -295,22 +231,13 @@ fn the_command_ends_with_a_clear_error() {
             .env("OPENAI_BASE_URL", base_url)
             .output()
             .expect("lego");
-        (
-            output.status.code(),
-            String::from_utf8_lossy(&output.stderr).into_owned(),
-        )
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let (code, message) = run("https://127.0.0.1:1/v1", "tests/run.py");
     assert_eq!(code, Some(1));
-    assert!(
-        message.contains("OPENAI_BASE_URL") || message.contains("issue"),
-        "{message}"
-    );
+    assert!(message.contains("OPENAI_BASE_URL") || message.contains("issue"), "{message}");
     let issue = folder.path().join("nums.py");
     let (code, message) = run("http://127.0.0.1:9/v1", issue.to_str().expect("utf-8"));
     assert_eq!(code, Some(1));
-    assert!(
-        message.contains("no answer from http://127.0.0.1:9/v1/chat/completions"),
-        "{message}"
-    );
+    assert!(message.contains("no answer from http://127.0.0.1:9/v1/chat/completions"), "{message}");
 }

@@ -52,7 +52,8 @@ fn memorise() -> Model {
         .into_iter()
         .map(|(text, tools, reply)| {
             let messages = messages(text);
-            let input = ChatInput { messages: &messages, tools, add_generation_prompt: true, template_kwargs: None };
+            let input =
+                ChatInput { messages: &messages, tools, add_generation_prompt: true, template_kwargs: None };
             let mut ids = encode_chat(&tokenizer, &template, &input).expect("encodes");
             let prompt = ids.len();
             ids.extend(tokenizer.encode(reply).expect("encodes"));
@@ -89,7 +90,8 @@ fn memorise() -> Model {
 
 fn state() -> ServeState {
     let model = model();
-    let options = EngineOptions { max_batch: 4, cache_slots: 4, threads: 1, ..EngineOptions::for_model(&model) };
+    let options =
+        EngineOptions { max_batch: 4, cache_slots: 4, threads: 1, ..EngineOptions::for_model(&model) };
     let engine = Engine::start(model, options).expect("starts");
     ServeState::new(
         engine,
@@ -100,7 +102,8 @@ fn state() -> ServeState {
 }
 
 async fn post_to(state: &ServeState, path: &str, body: &Value) -> (StatusCode, String) {
-    let request = Request::post(path).header("content-type", "application/json").body(Body::from(body.to_string()));
+    let request =
+        Request::post(path).header("content-type", "application/json").body(Body::from(body.to_string()));
     let response = router(state.clone()).oneshot(request.expect("request")).await.expect("answers");
     let status = response.status();
     let bytes = response.into_body().collect().await.expect("body").to_bytes();
@@ -115,8 +118,7 @@ async fn ask(state: &ServeState, path: &str, body: &Value) -> Value {
 
 /// Data events of a stream; the terminator is checked and left out.
 fn events(text: &str) -> Vec<Value> {
-    let mut data: Vec<&str> =
-        text.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
+    let mut data: Vec<&str> = text.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
     assert_eq!(data.pop(), Some("[DONE]"));
     data.into_iter().map(|data| serde_json::from_str(data).expect("JSON")).collect()
 }
@@ -159,7 +161,14 @@ async fn a_whole_reply_has_vllms_keys_in_vllms_order() {
     let (entry, expected_entry) =
         (&choice["logprobs"]["content"][0], &expected_choice["logprobs"]["content"][0]);
     assert_eq!(keys(entry), keys(expected_entry));
-    for null in ["service_tier", "prompt_logprobs", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics"] {
+    for null in [
+        "service_tier",
+        "prompt_logprobs",
+        "prompt_text",
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "metrics",
+    ] {
         assert!(reply[null].is_null());
     }
     assert_eq!(choice["message"]["content"], HELLO);
@@ -192,8 +201,11 @@ fn shape(event: &Value) -> Value {
 }
 
 fn fixture_shapes(name: &str) -> Vec<Value> {
-    let without_comments: String =
-        fixture(name).split("\n\n").filter(|event| !event.starts_with(':')).map(|event| format!("{event}\n\n")).collect();
+    let without_comments: String = fixture(name)
+        .split("\n\n")
+        .filter(|event| !event.starts_with(':'))
+        .map(|event| format!("{event}\n\n"))
+        .collect();
     events(&without_comments).iter().map(shape).collect()
 }
 
@@ -225,12 +237,7 @@ async fn a_stream_has_vllms_events_in_vllms_order() {
 }
 
 fn joined(chunks: &[Value], key: &str) -> Value {
-    chunks
-        .iter()
-        .filter_map(|chunk| chunk["choices"][0][key].as_array())
-        .flatten()
-        .cloned()
-        .collect()
+    chunks.iter().filter_map(|chunk| chunk["choices"][0][key].as_array()).flatten().cloned().collect()
 }
 
 fn joined_logprobs(chunks: &[Value]) -> Value {
@@ -259,8 +266,11 @@ async fn tool_calls_are_parsed_whole_and_streamed() {
     let shapes = fixture_shapes("vllm_chat_tools_stream.sse");
     assert!(chunks.iter().all(|chunk| shapes.contains(&shape(chunk))));
     assert_eq!(joined(&chunks, "token_ids"), choice["token_ids"]);
-    let deltas: Vec<&Value> =
-        chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].as_array()).flatten().collect();
+    let deltas: Vec<&Value> = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].as_array())
+        .flatten()
+        .collect();
     assert_eq!(deltas.len(), 2);
     for (index, (delta, call)) in deltas.iter().zip(found).enumerate() {
         assert_eq!(delta["index"], index);
@@ -292,16 +302,24 @@ async fn what_was_not_asked_for_is_not_sent() {
     let body = json!({"messages": messages("hi"), "temperature": 0});
     let reply = ask(&state, "/v1/chat/completions", &body).await;
     assert_eq!(reply["model"], "toy");
-    for (path, value) in [("prompt_token_ids", &reply["prompt_token_ids"]), ("token_ids", &reply["choices"][0]["token_ids"]),
-        ("logprobs", &reply["choices"][0]["logprobs"]), ("weight_versions", &reply["choices"][0]["weight_versions"])]
-    {
+    for (path, value) in [
+        ("prompt_token_ids", &reply["prompt_token_ids"]),
+        ("token_ids", &reply["choices"][0]["token_ids"]),
+        ("logprobs", &reply["choices"][0]["logprobs"]),
+        ("weight_versions", &reply["choices"][0]["weight_versions"]),
+    ] {
         assert!(value.is_null(), "{path}");
     }
     let mut body = body;
     body["stream"] = json!(true);
     let (_, text) = post_to(&state, "/v1/chat/completions", &body).await;
     let chunks = events(&text);
-    assert!(chunks.iter().all(|chunk| chunk.get("usage").is_none() && !chunk["choices"].as_array().expect("list").is_empty()));
+    assert!(
+        chunks
+            .iter()
+            .all(|chunk| chunk.get("usage").is_none()
+                && !chunk["choices"].as_array().expect("list").is_empty())
+    );
 }
 
 #[tokio::test]
@@ -406,7 +424,11 @@ async fn errors_are_in_vllms_shape() {
     for (body, status, expected) in [
         (chat(json!({"model": "gpt-4"})), 404, "The model `gpt-4` does not exist"),
         (chat(json!({"max_tokens": 512})), 400, "maximum context length is 512 tokens"),
-        (chat(json!({"messages": messages(&"x".repeat(600))})), 400, "Please reduce the length of the input messages"),
+        (
+            chat(json!({"messages": messages(&"x".repeat(600))})),
+            400,
+            "Please reduce the length of the input messages",
+        ),
         (chat(json!({"messages": []})), 400, "messages is empty"),
         (chat(json!({"messages": "x"})), 400, "messages"),
         (chat(json!({"frequency_penalty": 0.5})), 400, "frequency_penalty = 0.5 is not supported"),
@@ -430,8 +452,10 @@ async fn errors_are_in_vllms_shape() {
         assert!(reply["error"]["message"].as_str().expect("text").contains(expected), "{text}");
     }
     // Neutral and unknown fields do no harm.
-    let body = chat(json!({"frequency_penalty": 0, "repetition_penalty": 1.0, "min_p": 0, "logit_bias": {}, "top_k": -1,
-        "response_format": {"type": "text"}, "metadata": {"a": 1}, "user": "u", "parallel_tool_calls": true}));
+    let body = chat(
+        json!({"frequency_penalty": 0, "repetition_penalty": 1.0, "min_p": 0, "logit_bias": {}, "top_k": -1,
+        "response_format": {"type": "text"}, "metadata": {"a": 1}, "user": "u", "parallel_tool_calls": true}),
+    );
     ask(&state, "/v1/chat/completions", &body).await;
 }
 
@@ -474,5 +498,8 @@ async fn the_small_routes_answer() {
     assert_eq!(models["data"][1]["id"], "alias");
     assert_eq!(models["data"][0]["max_model_len"], 512);
     let tokens = ask(&state, "/tokenize", &json!({"prompt": "a<|im_end|>", "return_token_strs": true})).await;
-    assert_eq!(tokens, json!({"count": 2, "max_model_len": 512, "tokens": [97, 258], "token_strs": ["a", "<|im_end|>"]}));
+    assert_eq!(
+        tokens,
+        json!({"count": 2, "max_model_len": 512, "tokens": [97, 258], "token_strs": ["a", "<|im_end|>"]})
+    );
 }

@@ -41,12 +41,7 @@ fn bench() -> Bench {
     // One whose target is the first function of its file, so that tests can replace it.
     let is_first = |task: &&Task| task.patch.contains("@@ -1,");
     let task = dataset.tasks.iter().find(is_first).expect("task").clone();
-    Bench {
-        root,
-        store,
-        verifier,
-        task,
-    }
+    Bench { root, store, verifier, task }
 }
 
 impl Bench {
@@ -71,10 +66,7 @@ impl Bench {
 
     async fn verify(&self, diff: &[u8]) -> Verdict {
         let backend = backend().await;
-        self.verifier
-            .verify(backend.as_ref(), &self.task, diff)
-            .await
-            .expect("verdict")
+        self.verifier.verify(backend.as_ref(), &self.task, diff).await.expect("verdict")
     }
 
     /// The verdict on a file that is the fixed one after this prologue.
@@ -101,14 +93,9 @@ fn patch_file(root: &Path, patch: &str) -> std::fs::File {
 }
 
 async fn backend() -> Arc<dyn Backend> {
-    let options = Options {
-        choice: Choice::Embedded,
-        binary: env!("CARGO_BIN_EXE_lego").into(),
-        ..Options::default()
-    };
-    select_with(&options)
-        .await
-        .expect("this machine can make sandboxes")
+    let options =
+        Options { choice: Choice::Embedded, binary: env!("CARGO_BIN_EXE_lego").into(), ..Options::default() };
+    select_with(&options).await.expect("this machine can make sandboxes")
 }
 
 #[test]
@@ -130,16 +117,13 @@ fn a_bad_line_is_named_with_file_line_and_field() {
     let folder = tempfile::tempdir().expect("folder");
     std::fs::create_dir(folder.path().join("repos")).expect("repos");
     let text = std::fs::read_to_string(data().join("swebench_mini.jsonl")).expect("dataset");
-    let good: serde_json::Value =
-        serde_json::from_str(text.lines().next().expect("line")).expect("json");
+    let good: serde_json::Value = serde_json::from_str(text.lines().next().expect("line")).expect("json");
     let bundle = good["bundle"].as_str().expect("bundle");
     std::fs::copy(data().join(bundle), folder.path().join(bundle)).expect("copy");
     let path = folder.path().join("d.jsonl");
     let load = |lines: &[String]| {
         std::fs::write(&path, lines.join("\n")).expect("write");
-        Dataset::load(&path)
-            .map(|dataset| dataset.tasks)
-            .map_err(|error| error.to_string())
+        Dataset::load(&path).map(|dataset| dataset.tasks).map_err(|error| error.to_string())
     };
     let with = |field: &str, value: Option<serde_json::Value>| {
         let mut line = good.clone();
@@ -187,11 +171,7 @@ fn a_workspace_has_one_commit_and_no_secrets() {
     let bench = bench();
     let workspace = bench.workspace();
     let git = |args: &[&str]| {
-        let output = Command::new("git")
-            .args(args)
-            .current_dir(&workspace)
-            .output()
-            .expect("git");
+        let output = Command::new("git").args(args).current_dir(&workspace).output().expect("git");
         assert!(output.status.success(), "git {args:?}");
         String::from_utf8(output.stdout).expect("utf-8")
     };
@@ -200,13 +180,7 @@ fn a_workspace_has_one_commit_and_no_secrets() {
     assert_eq!(git(&["fsck", "--unreachable", "--no-progress"]), "");
     let objects = git(&["cat-file", "--batch-all-objects", "--batch"]);
     assert!(!objects.contains("test_hidden_01"));
-    for line in bench
-        .task
-        .patch
-        .lines()
-        .filter(|line| line.starts_with('+'))
-        .skip(1)
-    {
+    for line in bench.task.patch.lines().filter(|line| line.starts_with('+')).skip(1) {
         assert!(!objects.contains(&line[1..]), "{line}");
     }
 }
@@ -217,12 +191,7 @@ fn any_number_of_threads_share_one_cache() {
     std::thread::scope(|scope| {
         for number in 0..8 {
             let (bench, folder) = (&bench, bench.root.path().join(format!("w{number}")));
-            scope.spawn(move || {
-                bench
-                    .store
-                    .prepare(&bench.task, &folder)
-                    .expect("workspace")
-            });
+            scope.spawn(move || bench.store.prepare(&bench.task, &folder).expect("workspace"));
         }
     });
     let cache = std::fs::read_dir(bench.root.path().join("cache")).expect("cache");
@@ -274,12 +243,7 @@ async fn printed_results_do_not_count() {
         os._exit(0)";
     let verdict = bench.grade_fixed_with(prologue).await;
     assert!(!verdict.resolved);
-    assert!(
-        verdict
-            .tests
-            .values()
-            .all(|&result| result != TestResult::Passed)
-    );
+    assert!(verdict.tests.values().all(|&result| result != TestResult::Passed));
 }
 
 #[tokio::test]
@@ -291,25 +255,19 @@ async fn tests_are_the_datasets_whatever_the_diff_says() {
             let stem = bench.file().trim_end_matches(".py");
             let hidden = workspace.join(format!("tests/test_{stem}_hidden.py"));
             std::fs::write(hidden, "CASES = {}\n").expect("write");
-            std::fs::write(
-                workspace.join("sitecustomize.py"),
-                "import os; os._exit(0)\n",
-            )
-            .expect("write");
+            std::fs::write(workspace.join("sitecustomize.py"), "import os; os._exit(0)\n").expect("write");
         })
         .await;
     assert!(!verdict.resolved);
     assert_eq!(verdict.restored_paths, ["tests"]);
-    assert_eq!(
-        verdict.tests[&bench.task.fail_to_pass[0]],
-        TestResult::Failed
-    );
+    assert_eq!(verdict.tests[&bench.task.fail_to_pass[0]], TestResult::Failed);
 }
 
 #[tokio::test]
 async fn diffs_that_reach_out_or_do_not_apply_are_graded() {
     let bench = bench();
-    let outside = "diff --git a/../x b/../x\nnew file mode 100644\n--- /dev/null\n+++ b/../x\n@@ -0,0 +1 @@\n+x\n";
+    let outside =
+        "diff --git a/../x b/../x\nnew file mode 100644\n--- /dev/null\n+++ b/../x\n@@ -0,0 +1 @@\n+x\n";
     let link = "diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n+/etc/passwd\n\\ No newline at end of file\n";
     let stale = bench.task.patch.replace("\n-", "\n-  ");
     for diff in [outside, link, &stale, "not a diff"] {
@@ -321,10 +279,7 @@ async fn diffs_that_reach_out_or_do_not_apply_are_graded() {
     let workspace = bench.workspace();
     std::os::unix::fs::symlink("/etc/passwd", workspace.join("l")).expect("link");
     let refused = bench.store.changes(&bench.task, &workspace);
-    assert!(
-        matches!(refused, Err(ChangeError::Refused { .. })),
-        "{refused:?}"
-    );
+    assert!(matches!(refused, Err(ChangeError::Refused { .. })), "{refused:?}");
 }
 
 /// A backend whose sandboxes end each program in one way.
@@ -366,10 +321,7 @@ impl Sandbox for BrokenSandbox {
 }
 
 fn exit(evidence: ExitEvidence) -> Result<Exit, SandboxError> {
-    Ok(Exit {
-        evidence,
-        ..Exit::default()
-    })
+    Ok(Exit { evidence, ..Exit::default() })
 }
 
 #[tokio::test]
@@ -378,38 +330,13 @@ async fn broken_machinery_is_never_a_reward_of_zero() {
     let bench = bench();
     let ends: [fn() -> Result<Exit, SandboxError>; 5] = [
         || Err(SandboxError::Lost("gone".into())),
-        || {
-            Err(SandboxError::Exec {
-                program: "python3".into(),
-                cause: "not found".into(),
-            })
-        },
-        || {
-            exit(ExitEvidence {
-                code: Some(127),
-                ..ExitEvidence::default()
-            })
-        },
-        || {
-            exit(ExitEvidence {
-                timed_out: true,
-                signal: Some(9),
-                ..ExitEvidence::default()
-            })
-        },
-        || {
-            exit(ExitEvidence {
-                host_oom: true,
-                signal: Some(9),
-                ..ExitEvidence::default()
-            })
-        },
+        || Err(SandboxError::Exec { program: "python3".into(), cause: "not found".into() }),
+        || exit(ExitEvidence { code: Some(127), ..ExitEvidence::default() }),
+        || exit(ExitEvidence { timed_out: true, signal: Some(9), ..ExitEvidence::default() }),
+        || exit(ExitEvidence { host_oom: true, signal: Some(9), ..ExitEvidence::default() }),
     ];
     for (number, end) in ends.into_iter().enumerate() {
-        let backend = Broken {
-            capabilities: capabilities.clone(),
-            end,
-        };
+        let backend = Broken { capabilities: capabilities.clone(), end };
         let verdict = bench.verifier.verify(&backend, &bench.task, b"").await;
         assert!(verdict.is_err(), "{number}: {verdict:?}");
     }
@@ -418,10 +345,7 @@ async fn broken_machinery_is_never_a_reward_of_zero() {
 
     let mut gone = bench.task.clone();
     gone.base_commit = "0".repeat(40);
-    let backend = Broken {
-        capabilities,
-        end: || exit(ExitEvidence::default()),
-    };
+    let backend = Broken { capabilities, end: || exit(ExitEvidence::default()) };
     let failure = bench.verifier.verify(&backend, &gone, b"").await;
     assert!(matches!(failure, Err(InfraFailure::Task(_))), "{failure:?}");
 }

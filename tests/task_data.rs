@@ -11,11 +11,7 @@ fn python(args: &[&str]) -> String {
         .output()
         .expect("python3");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success(),
-        "{text}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     text
 }
 
@@ -27,10 +23,7 @@ fn the_generator_makes_the_same_bytes() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("data");
     let mut files = vec!["swebench_mini.jsonl".to_owned()];
     for entry in std::fs::read_dir(data.join("repos")).expect("repos") {
-        files.push(format!(
-            "repos/{}",
-            entry.expect("entry").file_name().to_string_lossy()
-        ));
+        files.push(format!("repos/{}", entry.expect("entry").file_name().to_string_lossy()));
     }
     assert_eq!(files.len(), 21);
     for file in files {

@@ -13,8 +13,16 @@ use serde_json::Value;
 
 /// Columns that must be equal between two runs of one seed, to the bit.
 const REPEATABLE: [&str; 10] = [
-    "loss", "reward_mean", "solve_rate", "kl", "entropy", "grad_norm", "max_logprob_diff",
-    "prob_correlation", "sampled_tokens", "trained_tokens",
+    "loss",
+    "reward_mean",
+    "solve_rate",
+    "kl",
+    "entropy",
+    "grad_norm",
+    "max_logprob_diff",
+    "prob_correlation",
+    "sampled_tokens",
+    "trained_tokens",
 ];
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -101,8 +109,13 @@ fn the_same_seed_gives_the_same_run_to_the_bit() {
     assert_eq!(report["max_logprob_diff"], 0.0, "captured and recomputed log-probs differ");
     assert_eq!(report["steps"], 3);
     for key in [
-        "heldout_solve_rate_before", "heldout_solve_rate_after", "heldout_greedy_before",
-        "heldout_greedy_after", "min_prob_correlation", "wall_seconds", "seed",
+        "heldout_solve_rate_before",
+        "heldout_solve_rate_after",
+        "heldout_greedy_before",
+        "heldout_greedy_after",
+        "min_prob_correlation",
+        "wall_seconds",
+        "seed",
     ] {
         assert!(report[key].is_number(), "{key}: {report}");
     }

@@ -25,12 +25,7 @@ mod task;
 mod train;
 
 /// `1.2.3 (abcdef012345)`: version and git commit.
-pub const VERSION: &str = concat!(
-    env!("CARGO_PKG_VERSION"),
-    " (",
-    env!("LEGO_GIT_COMMIT"),
-    ")"
-);
+pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("LEGO_GIT_COMMIT"), ")");
 
 /// Train code agents by reinforcement learning in their own harnesses.
 ///
@@ -89,12 +84,9 @@ pub struct Usage(pub String);
 /// Exit code for an error.
 #[must_use]
 pub fn exit_code(error: &anyhow::Error) -> u8 {
-    let is_usage = error
-        .chain()
-        .any(|cause| cause.is::<Usage>() || cause.is::<crate::config::ConfigError>());
-    let was_stopped = error
-        .chain()
-        .any(|cause| matches!(cause.downcast_ref(), Some(crate::run::RunError::Stopped)));
+    let is_usage = error.chain().any(|cause| cause.is::<Usage>() || cause.is::<crate::config::ConfigError>());
+    let was_stopped =
+        error.chain().any(|cause| matches!(cause.downcast_ref(), Some(crate::run::RunError::Stopped)));
     match (was_stopped, is_usage) {
         (true, _) => 130,
         (false, true) => 2,

@@ -9,9 +9,7 @@ use futures_util::{StreamExt as _, stream};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::sandbox::{self, Backend, Choice};
-use crate::task::{
-    Dataset, Split, Task, TaskStore, TestResult, Verdict, Verifier, VerifierOptions,
-};
+use crate::task::{Dataset, Split, Task, TaskStore, TestResult, Verdict, Verifier, VerifierOptions};
 
 /// List, show and check the tasks of a dataset.
 #[derive(Debug, clap::Args)]
@@ -128,23 +126,11 @@ fn list(ls: &Ls) -> anyhow::Result<()> {
 
 fn print_task(show: &Show) -> anyhow::Result<()> {
     let dataset = Dataset::load(&show.source.dataset)?;
-    let task = dataset
-        .tasks
-        .iter()
-        .find(|task| task.instance_id.as_str() == show.id);
+    let task = dataset.tasks.iter().find(|task| task.instance_id.as_str() == show.id);
     let task = task.with_context(|| {
-        format!(
-            "{} has no task {:?}; lego task ls lists them",
-            show.source.dataset.display(),
-            show.id
-        )
+        format!("{} has no task {:?}; lego task ls lists them", show.source.dataset.display(), show.id)
     })?;
-    println!(
-        "{}  ({}, {})",
-        task.instance_id,
-        task.split.as_str(),
-        task.bug_family().unwrap_or("-")
-    );
+    println!("{}  ({}, {})", task.instance_id, task.split.as_str(), task.bug_family().unwrap_or("-"));
     println!("{} at {}\n", task.repo, task.base_commit);
     println!("{}\n", task.problem_statement);
     println!("Reference patch:\n{}", task.patch);
@@ -158,10 +144,7 @@ async fn verify_all(args: Verify) -> anyhow::Result<()> {
     let dataset = Dataset::load(&args.source.dataset)?;
     let tasks = select(&dataset, args.split);
     if tasks.is_empty() {
-        bail!(
-            "{} has no task of this split",
-            args.source.dataset.display()
-        );
+        bail!("{} has no task of this split", args.source.dataset.display());
     }
     let backend = sandbox::select(args.backend, args.weak_sandbox).await?;
     let store = Arc::new(TaskStore::new(&dataset, &args.cache));
@@ -170,12 +153,7 @@ async fn verify_all(args: Verify) -> anyhow::Result<()> {
     let results = stream::iter(tasks)
         .map(|task| check_on_a_task(verifier.clone(), backend.clone(), task, bar.clone()))
         .buffered(args.jobs.max(1));
-    let complaints: Vec<String> = results
-        .collect::<Vec<_>>()
-        .await
-        .into_iter()
-        .flatten()
-        .collect();
+    let complaints: Vec<String> = results.collect::<Vec<_>>().await.into_iter().flatten().collect();
     let count = bar.length().unwrap_or_default();
     bar.finish_and_clear();
     for complaint in &complaints {
@@ -216,8 +194,7 @@ async fn check_on_a_task(
     bar: ProgressBar,
 ) -> Option<String> {
     let id = task.instance_id.clone();
-    let checked =
-        tokio::spawn(async move { check(&verifier, backend.as_ref(), &task).await }).await;
+    let checked = tokio::spawn(async move { check(&verifier, backend.as_ref(), &task).await }).await;
     bar.inc(1);
     let complaint = checked.unwrap_or_else(|error| Err(error.to_string())).err();
     complaint.map(|complaint| format!("{id}: {complaint}"))
@@ -233,30 +210,15 @@ async fn check(verifier: &Verifier, backend: &dyn Backend, task: &Task) -> Resul
     if untouched.resolved {
         return Err("doing nothing solves it".to_owned());
     }
-    if let Some(id) = task
-        .fail_to_pass
-        .iter()
-        .find(|id| !is_as_claimed(id, TestResult::Failed))
-    {
-        return Err(format!(
-            "test {id} of FAIL_TO_PASS does not fail at base_commit"
-        ));
+    if let Some(id) = task.fail_to_pass.iter().find(|id| !is_as_claimed(id, TestResult::Failed)) {
+        return Err(format!("test {id} of FAIL_TO_PASS does not fail at base_commit"));
     }
-    if let Some(id) = task
-        .pass_to_pass
-        .iter()
-        .find(|id| !is_as_claimed(id, TestResult::Passed))
-    {
-        return Err(format!(
-            "test {id} of PASS_TO_PASS does not pass at base_commit"
-        ));
+    if let Some(id) = task.pass_to_pass.iter().find(|id| !is_as_claimed(id, TestResult::Passed)) {
+        return Err(format!("test {id} of PASS_TO_PASS does not pass at base_commit"));
     }
     let solved = verify(task.patch.as_bytes()).await?;
     if !solved.resolved {
-        return Err(format!(
-            "the reference patch does not solve it: {}",
-            explain(&solved)
-        ));
+        return Err(format!("the reference patch does not solve it: {}", explain(&solved)));
     }
     Ok(())
 }
@@ -265,10 +227,7 @@ fn explain(verdict: &Verdict) -> String {
     if let Some(note) = &verdict.note {
         return note.clone();
     }
-    let failed = verdict
-        .tests
-        .iter()
-        .filter(|(_, result)| **result != TestResult::Passed);
+    let failed = verdict.tests.iter().filter(|(_, result)| **result != TestResult::Passed);
     let names: Vec<&str> = failed.map(|(name, _)| name.as_str()).collect();
     format!("{} did not pass", names.join(", "))
 }

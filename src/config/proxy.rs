@@ -188,9 +188,11 @@ pub struct Harness {
     pub sdk_version: Option<String>,
     /// Settings given to the harness.
     pub llm_config_override: LlmConfigOverride,
-    /// Command line that starts the harness, in place of the built-in one of its type.
+    /// Command line that starts the harness, in place of the built-in one of its type. The program is one of the
+    /// system's or lies in the task's repository; it runs in the workspace, with the task's statement on standard
+    /// input and the policy at `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL`.
     pub command: Option<Vec<String>>,
-    /// Environment variables added for the harness.
+    /// Environment variables added for a harness that `command` starts.
     pub env: BTreeMap<String, String>,
 }
 

@@ -167,10 +167,10 @@ impl Notes<'_> {
     fn harness(&mut self) {
         let harness = &self.config.harness;
         self.refuse_if(
-            harness.r#type != HarnessType::Mini,
+            harness.r#type != HarnessType::Mini && harness.command.is_none(),
             "harness.type",
-            "only the harness mini can be started",
-            "Set it to mini.",
+            "only the harness mini can be started by its name",
+            "Set it to mini, or set harness.command to the command line that starts it.",
         );
         self.refuse_if(
             harness.sdk_version.is_some() && harness.r#type == HarnessType::Mini,
@@ -179,16 +179,10 @@ impl Notes<'_> {
             "Take the key out.",
         );
         self.refuse_if(
-            harness.command.is_some(),
-            "harness.command",
-            "harnesses of your own cannot be started",
-            "Take the key out.",
-        );
-        self.refuse_if(
-            !harness.env.is_empty(),
+            !harness.env.is_empty() && harness.command.is_none(),
             "harness.env",
-            "variables cannot be added",
-            "Take the key out.",
+            "the harness mini takes no variables",
+            "Take the key out, or set harness.command.",
         );
         let base_url = harness.llm_config_override.base_url.as_deref();
         let own = format!("http://127.0.0.1:{}", self.config.proxy.listen_port);

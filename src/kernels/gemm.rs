@@ -150,11 +150,7 @@ unsafe fn product_body<S: Simd>(p: &Product) {
     let mut done = 0;
     while done < p.k || (done == 0 && p.k == 0) {
         // With `Add` the chain has to be whole before it meets the old value.
-        let depth = if p.output == Output::Add || p.k - done < 2 * DEPTH {
-            p.k - done
-        } else {
-            DEPTH
-        };
+        let depth = if p.output == Output::Add || p.k - done < 2 * DEPTH { p.k - done } else { DEPTH };
         let output = if done > 0 { Output::Continue } else { p.output };
         let mut j = 0;
         while j < p.n {
@@ -168,9 +164,7 @@ unsafe fn product_body<S: Simd>(p: &Product) {
                         let panel = start.add(j / PANEL * PANEL * p.k + j % PANEL);
                         (panel.add(done * PANEL), PANEL, false)
                     }
-                    Right::Strided(start, stride) => {
-                        (start.add(done * stride + j), stride, tail < LANES)
-                    }
+                    Right::Strided(start, stride) => (start.add(done * stride + j), stride, tail < LANES),
                 }
             };
             let mut i = 0;
@@ -271,9 +265,7 @@ pub(super) unsafe fn share(pool: &Pool, whole: Product) {
     let tasks = units.min(4 * threads);
     pool.run(tasks, move |task| {
         let whole = { whole };
-        let Product {
-            right, left, out, ..
-        } = whole;
+        let Product { right, left, out, .. } = whole;
         let start = task * units / tasks * unit;
         let len = ((task + 1) * units / tasks * unit).min(total) - start;
         // SAFETY: tasks cover disjoint rows or columns of the whole; the caller promised the whole.
@@ -290,12 +282,7 @@ pub(super) unsafe fn share(pool: &Pool, whole: Product) {
                     Right::Panels(from) => Right::Panels(from.add(start * k)),
                     Right::Strided(from, stride) => Right::Strided(from.add(start), stride),
                 };
-                Product {
-                    n: len,
-                    right,
-                    out: out.add(start),
-                    ..whole
-                }
+                Product { n: len, right, out: out.add(start), ..whole }
             });
         }
     });

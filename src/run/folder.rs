@@ -139,7 +139,9 @@ impl RunFolder {
     pub fn clear_scratch(&self) -> Result<(), RunError> {
         let path = self.scratch();
         match fs::remove_dir_all(&path) {
-            Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(RunError::Io { path, source }),
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                Err(RunError::Io { path, source })
+            }
             _ => Ok(()),
         }
     }

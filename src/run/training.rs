@@ -95,11 +95,7 @@ pub async fn train(
 }
 
 impl Run {
-    async fn start(
-        config: Config,
-        options: TrainOptions,
-        stop: CancellationToken,
-    ) -> Result<Self, RunError> {
+    async fn start(config: Config, options: TrainOptions, stop: CancellationToken) -> Result<Self, RunError> {
         let started = Instant::now();
         let runs = config.training.observability.log_dir.clone();
         // A run that is resumed has a config of its own; a new one gets a folder once its input is good.
@@ -129,14 +125,15 @@ impl Run {
         if config.training.eval_tasks > 0 {
             heldout_tasks.truncate(config.training.eval_tasks);
         }
-        let order = TaskOrder::new(train_tasks.len(), config.training.seed).ok_or_else(|| RunError::Failed {
-            doing: "opening the dataset",
-            cause: format!("{} has no task with split = \"train\"", dataset_path.display()),
-        })?;
+        let order =
+            TaskOrder::new(train_tasks.len(), config.training.seed).ok_or_else(|| RunError::Failed {
+                doing: "opening the dataset",
+                cause: format!("{} has no task with split = \"train\"", dataset_path.display()),
+            })?;
 
         let model_path = config.policy.model_path.clone().unwrap_or_else(|| config.proxy.model_path.clone());
-        let model = Model::load(&model_path)
-            .map_err(|error| RunError::failed("loading the policy")(error.into()))?;
+        let model =
+            Model::load(&model_path).map_err(|error| RunError::failed("loading the policy")(error.into()))?;
         let mut learner = learner::new(&config.training, model)?;
         let folder = match (resumed, &options.output_dir) {
             (Some(folder), _) => folder,
@@ -175,11 +172,8 @@ impl Run {
                 resumed_at_step: resumed_at,
             })
             .map_err(|error| RunError::failed("writing events.jsonl")(error.into()))?;
-        let places = Places {
-            captures: folder.captures(),
-            trials: folder.trials(),
-            scratch: folder.scratch(),
-        };
+        let places =
+            Places { captures: folder.captures(), trials: folder.trials(), scratch: folder.scratch() };
         let machinery = Machinery::start(
             &config,
             &dataset,
@@ -316,7 +310,10 @@ impl Run {
             step: self.carried.step,
         })?;
         let interval = training.eval_interval;
-        if interval > 0 && self.carried.step.is_multiple_of(interval) && self.carried.step < training.max_steps {
+        if interval > 0
+            && self.carried.step.is_multiple_of(interval)
+            && self.carried.step < training.max_steps
+        {
             self.evaluation(&format!("step-{}", self.carried.step)).await?;
         }
         Ok(())
@@ -327,8 +324,7 @@ impl Run {
         let mut rewards: Vec<f64> = wave.results.iter().filter_map(|result| result.reward).collect();
         if self.config.training.shuffle_rewards {
             for last in (1..rewards.len()).rev() {
-                let random =
-                    derive_seed(&[self.config.training.seed, SHUFFLE_SEEDS, version.0, last as u64]);
+                let random = derive_seed(&[self.config.training.seed, SHUFFLE_SEEDS, version.0, last as u64]);
                 rewards.swap(last, (random % (last as u64 + 1)) as usize);
             }
         }
@@ -381,7 +377,8 @@ impl Run {
         let progress = Progress::start("evaluation", specs.len() as u64);
         progress.line(&format!("held-out evaluation ({label}): {} trials", specs.len()));
         let version = self.carried.version;
-        let wave = waves::wave(&self.machinery, specs, version, &mut self.events, &progress, &self.stop).await?;
+        let wave =
+            waves::wave(&self.machinery, specs, version, &mut self.events, &progress, &self.stop).await?;
         progress.finish();
         let evaluation = waves::evaluation_of(self.carried.step, training.eval_samples, &wave)?;
         write_json(&path, &evaluation)?;
@@ -425,7 +422,8 @@ impl Run {
         let step = self.carried.step;
         let is_ahead = step > 0 && self.saved_at != Some(step);
         // An account that is off is not carried on.
-        if is_ahead && !matches!(error, RunError::Unbalanced { .. })
+        if is_ahead
+            && !matches!(error, RunError::Unbalanced { .. })
             && let Err(error) = self.checkpoint()
         {
             tracing::error!("no checkpoint of step {step}: {error}");

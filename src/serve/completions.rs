@@ -14,8 +14,8 @@ use super::error::ApiError;
 use super::events::{Choices, EventSource, Frame, stream_response, write_done, write_event};
 use super::request::{Common, Logprobs, parse_object};
 use super::wire::{
-    Chunk, CompletionChoice, CompletionChunkChoice, CompletionLogprobs, CompletionReply, FullUsage, LogprobEntry,
-    unix_seconds,
+    Chunk, CompletionChoice, CompletionChunkChoice, CompletionLogprobs, CompletionReply, FullUsage,
+    LogprobEntry, unix_seconds,
 };
 use crate::engine::Event;
 use crate::text::Tokenizer;
@@ -126,11 +126,14 @@ struct Collected {
     finish: Option<Finish>,
 }
 
-async fn whole(frame: &Frame, request: &CompletionRequest, mut choices: Choices) -> Result<Response, ApiError> {
+async fn whole(
+    frame: &Frame,
+    request: &CompletionRequest,
+    mut choices: Choices,
+) -> Result<Response, ApiError> {
     let common = &request.common;
-    let mut states: Vec<(Choice, Collected)> = (0..request.choices())
-        .map(|_| (Choice::new(common.text.clone()), Collected::default()))
-        .collect();
+    let mut states: Vec<(Choice, Collected)> =
+        (0..request.choices()).map(|_| (Choice::new(common.text.clone()), Collected::default())).collect();
     let mut events = Vec::new();
     while let Some(index) = choices.next(&mut events).await {
         let (choice, collected) = &mut states[index];

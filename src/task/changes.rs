@@ -64,10 +64,7 @@ impl Changes {
             write_file(&mut changes.diff, path, old?, new?);
             changes.paths.push(path.clone());
             if changes.diff.len() > MAX_DIFF_BYTES {
-                return refuse(
-                    path,
-                    &format!("the diff is larger than {MAX_DIFF_BYTES} bytes"),
-                );
+                return refuse(path, &format!("the diff is larger than {MAX_DIFF_BYTES} bytes"));
             }
         }
         Ok(changes)
@@ -89,10 +86,7 @@ struct TextSide {
 impl Side {
     fn text(self, path: &str) -> Result<TextSide, ChangeError> {
         match String::from_utf8(self.content) {
-            Ok(text) if !text.contains('\0') => Ok(TextSide {
-                text,
-                is_executable: self.is_executable,
-            }),
+            Ok(text) if !text.contains('\0') => Ok(TextSide { text, is_executable: self.is_executable }),
             _ => refuse(path, "is changed and not text"),
         }
     }
@@ -106,14 +100,8 @@ fn side(folder: &Path, path: &str, entry: Option<&Entry>) -> Result<Option<Side>
         return refuse(path, &format!("is larger than {MAX_FILE_BYTES} bytes"));
     }
     let full = folder.join(path);
-    let content = std::fs::read(&full).map_err(|cause| ChangeError::Io {
-        path: full.clone(),
-        cause,
-    })?;
-    Ok(Some(Side {
-        content,
-        is_executable: entry.is_executable,
-    }))
+    let content = std::fs::read(&full).map_err(|cause| ChangeError::Io { path: full.clone(), cause })?;
+    Ok(Some(Side { content, is_executable: entry.is_executable }))
 }
 
 /// The regular files of a tree by path, without following links.
@@ -123,10 +111,7 @@ fn list(root: &Path) -> Result<BTreeMap<String, Entry>, ChangeError> {
     let mut seen = 0;
     while let Some(folder) = folders.pop() {
         let full = root.join(&folder);
-        let failed = |cause| ChangeError::Io {
-            path: full.clone(),
-            cause,
-        };
+        let failed = |cause| ChangeError::Io { path: full.clone(), cause };
         for entry in std::fs::read_dir(&full).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name();
@@ -136,10 +121,7 @@ fn list(root: &Path) -> Result<BTreeMap<String, Entry>, ChangeError> {
             }
             seen += 1;
             if seen > MAX_ENTRIES {
-                return refuse(
-                    &path,
-                    &format!("the workspace has more than {MAX_ENTRIES} files"),
-                );
+                return refuse(&path, &format!("the workspace has more than {MAX_ENTRIES} files"));
             }
             let is_plain = |c: char| !c.is_control() && !matches!(c, '"' | '\\' | '\u{fffd}');
             if !path.chars().all(is_plain) || path.ends_with(' ') || name == ".git" {
@@ -151,13 +133,7 @@ fn list(root: &Path) -> Result<BTreeMap<String, Entry>, ChangeError> {
                 folders.push(format!("{path}/"));
             } else if kind.is_file() {
                 let is_executable = meta.permissions().mode() & 0o100 != 0;
-                found.insert(
-                    path,
-                    Entry {
-                        bytes: meta.len(),
-                        is_executable,
-                    },
-                );
+                found.insert(path, Entry { bytes: meta.len(), is_executable });
             } else {
                 return refuse(&path, "is not a regular file");
             }
@@ -167,20 +143,13 @@ fn list(root: &Path) -> Result<BTreeMap<String, Entry>, ChangeError> {
 }
 
 fn refuse<T>(path: &str, reason: &str) -> Result<T, ChangeError> {
-    Err(ChangeError::Refused {
-        path: path.to_owned(),
-        reason: reason.to_owned(),
-    })
+    Err(ChangeError::Refused { path: path.to_owned(), reason: reason.to_owned() })
 }
 
 /// Writes the patch of one file.
 fn write_file(out: &mut Vec<u8>, path: &str, old: Option<TextSide>, new: Option<TextSide>) {
     let mode = |side: &TextSide| {
-        if side.is_executable {
-            "100755"
-        } else {
-            "100644"
-        }
+        if side.is_executable { "100755" } else { "100644" }
     };
     // Git ends a name that has blanks with a tab.
     let tab = if path.contains(' ') { "\t" } else { "" };
@@ -216,24 +185,14 @@ fn write_file(out: &mut Vec<u8>, path: &str, old: Option<TextSide>, new: Option<
 fn hunk(old: &[String], new: &[String]) -> String {
     let same_start = old.iter().zip(new).take_while(|(a, b)| a == b).count();
     let rest = old.len().min(new.len()) - same_start;
-    let same_end = old
-        .iter()
-        .rev()
-        .zip(new.iter().rev())
-        .take(rest)
-        .take_while(|(a, b)| a == b)
-        .count();
+    let same_end = old.iter().rev().zip(new.iter().rev()).take(rest).take_while(|(a, b)| a == b).count();
     let (old_end, new_end) = (old.len() - same_end, new.len() - same_end);
     let start = same_start.saturating_sub(CONTEXT_LINES);
     let after = same_end.min(CONTEXT_LINES);
     let (old_count, new_count) = (old_end + after - start, new_end + after - start);
     // A range of no lines names the line before it.
     let first = |count: usize| if count == 0 { start } else { start + 1 };
-    let mut text = format!(
-        "@@ -{},{old_count} +{},{new_count} @@\n",
-        first(old_count),
-        first(new_count)
-    );
+    let mut text = format!("@@ -{},{old_count} +{},{new_count} @@\n", first(old_count), first(new_count));
     let mut push = |sign: char, lines: &[String]| {
         for line in lines {
             text.push(sign);
@@ -264,10 +223,7 @@ mod tests {
     }
 
     /// Two folders with these files.
-    fn folders(
-        before: &[(&str, &str)],
-        after: &[(&str, &str)],
-    ) -> (tempfile::TempDir, PathBuf, PathBuf) {
+    fn folders(before: &[(&str, &str)], after: &[(&str, &str)]) -> (tempfile::TempDir, PathBuf, PathBuf) {
         let root = tempfile::tempdir().expect("folder");
         let (base, workspace) = (root.path().join("base"), root.path().join("workspace"));
         std::fs::create_dir(&base).expect("folder");
@@ -280,19 +236,13 @@ mod tests {
     #[test]
     fn git_applies_what_is_written() {
         let long: String = (0..20).map(|n| format!("line {n}\n")).collect();
-        let edited = long
-            .replace("line 7\n", "seven\nand more\n")
-            .replace("line 11\n", "");
+        let edited = long.replace("line 7\n", "seven\nand more\n").replace("line 11\n", "");
         let cases: [(&str, &[(&str, &str)], &[(&str, &str)]); 7] = [
             ("edit", &[("a.py", &long)], &[("a.py", &edited)]),
             ("ends", &[("a.py", "x\ny\n")], &[("a.py", "z\nx\ny\nw\n")]),
             ("no newline", &[("a.py", "x\ny")], &[("a.py", "x\nz")]),
             ("newline added", &[("a.py", "x")], &[("a.py", "x\n")]),
-            (
-                "new and deleted",
-                &[("a.py", "x\n")],
-                &[("d/b c.py", "y\n"), ("empty", "")],
-            ),
+            ("new and deleted", &[("a.py", "x\n")], &[("d/b c.py", "y\n"), ("empty", "")]),
             ("emptied", &[("a.py", "x\n")], &[("a.py", "")]),
             ("unicode", &[("ä.py", "ü\n")], &[("ä.py", "ö\u{2028}\r\n")]),
         ];
@@ -308,24 +258,13 @@ mod tests {
     #[test]
     fn modes_are_kept_and_nothing_is_nothing() {
         let (_root, base, workspace) = folders(&[("a.sh", "x\n")], &[("a.sh", "x\n")]);
-        write(
-            &workspace,
-            &[(".git/config", "[core]\n"), ("__pycache__/a.pyc", "\0")],
-        );
-        assert_eq!(
-            Changes::between(&base, &workspace).expect("same"),
-            Changes::default()
-        );
+        write(&workspace, &[(".git/config", "[core]\n"), ("__pycache__/a.pyc", "\0")]);
+        assert_eq!(Changes::between(&base, &workspace).expect("same"), Changes::default());
         let executable = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(workspace.join("a.sh"), executable).expect("mode");
         let changes = Changes::between(&base, &workspace).expect("mode");
         git::apply(&base, &changes.diff).expect("apply");
-        let mode = base
-            .join("a.sh")
-            .metadata()
-            .expect("file")
-            .permissions()
-            .mode();
+        let mode = base.join("a.sh").metadata().expect("file").permissions().mode();
         assert_eq!(mode & 0o100, 0o100);
     }
 
@@ -339,15 +278,11 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        let link =
-            |root: &Path| std::os::unix::fs::symlink("/etc/passwd", root.join("l")).expect("link");
+        let link = |root: &Path| std::os::unix::fs::symlink("/etc/passwd", root.join("l")).expect("link");
         assert_eq!(refused(&link), "l");
         assert_eq!(refused(&|root| write(root, &[("b.bin", "a\0b")])), "b.bin");
         assert_eq!(refused(&|root| write(root, &[("d/a\nb", "")])), "d/a\nb");
-        assert_eq!(
-            refused(&|root| write(root, &[("d/.git/config", "")])),
-            "d/.git"
-        );
+        assert_eq!(refused(&|root| write(root, &[("d/.git/config", "")])), "d/.git");
         let huge = "x".repeat(usize::try_from(MAX_FILE_BYTES).expect("size") + 1);
         assert_eq!(refused(&|root| write(root, &[("big", &huge)])), "big");
     }

@@ -64,16 +64,9 @@ impl Task {
 #[derive(Debug, thiserror::Error)]
 pub enum DatasetError {
     #[error("dataset {}: {cause}", path.display())]
-    Read {
-        path: PathBuf,
-        cause: std::io::Error,
-    },
+    Read { path: PathBuf, cause: std::io::Error },
     #[error("dataset {}, line {line}: {cause}", path.display())]
-    Line {
-        path: PathBuf,
-        line: usize,
-        cause: String,
-    },
+    Line { path: PathBuf, line: usize, cause: String },
     #[error("dataset {} has no tasks", path.display())]
     Empty { path: PathBuf },
 }
@@ -93,10 +86,7 @@ impl Dataset {
     /// [`DatasetError`] for the first line that is unreadable, lacks a field, repeats an `instance_id`, or
     /// names a bundle that does not exist.
     pub fn load(path: &Path) -> Result<Self, DatasetError> {
-        let read = |cause| DatasetError::Read {
-            path: path.to_owned(),
-            cause,
-        };
+        let read = |cause| DatasetError::Read { path: path.to_owned(), cause };
         let text = std::fs::read(path).map_err(read)?;
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
         let mut tasks = Vec::new();
@@ -106,17 +96,11 @@ impl Dataset {
             if bytes.trim_ascii().is_empty() {
                 continue;
             }
-            let bad = |cause: String| DatasetError::Line {
-                path: path.to_owned(),
-                line,
-                cause,
-            };
+            let bad = |cause: String| DatasetError::Line { path: path.to_owned(), line, cause };
             let task = parse(bytes).map_err(bad)?;
             if let Some(first) = lines_by_id.insert(task.instance_id.clone(), line) {
                 let id = &task.instance_id;
-                return Err(bad(format!(
-                    "instance_id {id:?} is already that of line {first}"
-                )));
+                return Err(bad(format!("instance_id {id:?} is already that of line {first}")));
             }
             let bundle = folder.join(&task.bundle);
             if !bundle.is_file() {
@@ -129,9 +113,7 @@ impl Dataset {
             tasks.push(task);
         }
         if tasks.is_empty() {
-            return Err(DatasetError::Empty {
-                path: path.to_owned(),
-            });
+            return Err(DatasetError::Empty { path: path.to_owned() });
         }
         Ok(Self { folder, tasks })
     }
@@ -143,8 +125,7 @@ impl Dataset {
 }
 
 fn parse(bytes: &[u8]) -> Result<Task, String> {
-    let value: Value =
-        serde_json::from_slice(bytes).map_err(|error| format!("not JSON: {error}"))?;
+    let value: Value = serde_json::from_slice(bytes).map_err(|error| format!("not JSON: {error}"))?;
     let Value::Object(fields) = value else {
         return Err("not a JSON object".to_owned());
     };
@@ -166,10 +147,7 @@ fn parse(bytes: &[u8]) -> Result<Task, String> {
         extra: Map::new(),
     };
     let is_hash = task.base_commit.len() == 40
-        && task
-            .base_commit
-            .bytes()
-            .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        && task.base_commit.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
     if !is_hash {
         return Err(format!(
             "field base_commit: {:?} is not a commit hash of 40 hexadecimal digits",
@@ -179,14 +157,8 @@ fn parse(bytes: &[u8]) -> Result<Task, String> {
     if task.fail_to_pass.is_empty() {
         return Err("field FAIL_TO_PASS: empty, so doing nothing would solve the task".to_owned());
     }
-    if let Some(id) = task
-        .fail_to_pass
-        .iter()
-        .find(|id| task.pass_to_pass.contains(id))
-    {
-        return Err(format!(
-            "test {id:?} is in FAIL_TO_PASS and in PASS_TO_PASS"
-        ));
+    if let Some(id) = task.fail_to_pass.iter().find(|id| task.pass_to_pass.contains(id)) {
+        return Err(format!("test {id:?} is in FAIL_TO_PASS and in PASS_TO_PASS"));
     }
     match fields.0.get("test_format").and_then(Value::as_str) {
         Some(TEST_FORMAT) => {}
@@ -197,10 +169,7 @@ fn parse(bytes: &[u8]) -> Result<Task, String> {
             ));
         }
     }
-    Ok(Task {
-        extra: fields.0,
-        ..task
-    })
+    Ok(Task { extra: fields.0, ..task })
 }
 
 /// The fields of a line that are not taken yet.
@@ -208,9 +177,7 @@ struct Fields(Map<String, Value>);
 
 impl Fields {
     fn take(&mut self, name: &str) -> Result<Value, String> {
-        self.0
-            .shift_remove(name)
-            .ok_or_else(|| format!("field {name} is missing"))
+        self.0.shift_remove(name).ok_or_else(|| format!("field {name} is missing"))
     }
 
     fn text(&mut self, name: &str) -> Result<String, String> {
@@ -229,9 +196,7 @@ impl Fields {
             other => serde_json::from_value(other.clone()),
         };
         list.map_err(|error| {
-            format!(
-                "field {name}: expected a list of test names or a string that holds one: {error}"
-            )
+            format!("field {name}: expected a list of test names or a string that holds one: {error}")
         })
     }
 
@@ -239,9 +204,7 @@ impl Fields {
         match self.text("split")?.as_str() {
             "train" => Ok(Split::Train),
             "heldout" => Ok(Split::Heldout),
-            other => Err(format!(
-                "field split: {other:?} is neither \"train\" nor \"heldout\""
-            )),
+            other => Err(format!("field split: {other:?} is neither \"train\" nor \"heldout\"")),
         }
     }
 }

@@ -40,10 +40,7 @@ pub fn git<S: AsRef<OsStr>>(folder: &Path, args: &[S], stdin: &[u8]) -> Result<V
         .env("GIT_CONFIG_KEY_0", "maintenance.auto")
         .env("GIT_CONFIG_VALUE_0", "false")
         // Nothing above the folder is a repository of ours.
-        .env(
-            "GIT_CEILING_DIRECTORIES",
-            folder.parent().unwrap_or(&folder),
-        )
+        .env("GIT_CEILING_DIRECTORIES", folder.parent().unwrap_or(&folder))
         .env("GIT_AUTHOR_NAME", "lego")
         .env("GIT_AUTHOR_EMAIL", "lego@example.invalid")
         .env("GIT_AUTHOR_DATE", "1735689600 +0000")
@@ -64,11 +61,7 @@ pub fn git<S: AsRef<OsStr>>(folder: &Path, args: &[S], stdin: &[u8]) -> Result<V
         });
         child.wait_with_output()
     })?;
-    let command = || {
-        args.first()
-            .map(|arg| arg.as_ref().to_string_lossy().into_owned())
-            .unwrap_or_default()
-    };
+    let command = || args.first().map(|arg| arg.as_ref().to_string_lossy().into_owned()).unwrap_or_default();
     if output.status.success() {
         return Ok(output.stdout);
     }
@@ -76,10 +69,7 @@ pub fn git<S: AsRef<OsStr>>(folder: &Path, args: &[S], stdin: &[u8]) -> Result<V
         return Err(GitError::Killed { command: command() });
     }
     let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(GitError::Failed {
-        command: command(),
-        message,
-    })
+    Err(GitError::Failed { command: command(), message })
 }
 
 /// Applies a patch to the files of a folder that is no repository. Paths outside it are refused.

@@ -13,26 +13,13 @@ use super::{Dataset, Task};
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("task {task}: its repository {} cannot be read: {cause}. Run git bundle verify on it", bundle.display())]
-    Bundle {
-        task: String,
-        bundle: PathBuf,
-        cause: GitError,
-    },
+    Bundle { task: String, bundle: PathBuf, cause: GitError },
     #[error("task {task}: {path} in commit {commit} is a {kind}; only regular files are supported")]
-    Unsupported {
-        task: String,
-        commit: String,
-        path: String,
-        kind: String,
-    },
+    Unsupported { task: String, commit: String, path: String, kind: String },
     #[error("task {task}: test_patch does not apply to base_commit: {cause}")]
     TestPatch { task: String, cause: GitError },
     #[error("task {task}: {what}: {cause}")]
-    Io {
-        task: String,
-        what: String,
-        cause: io::Error,
-    },
+    Io { task: String, what: String, cause: io::Error },
 }
 
 /// Makes workspaces of a dataset's tasks.
@@ -62,10 +49,7 @@ impl TaskStore {
     /// A store of this dataset's tasks with its cache in `cache` (made if absent).
     #[must_use]
     pub fn new(dataset: &Dataset, cache: &Path) -> Self {
-        Self {
-            dataset_folder: dataset.folder.clone(),
-            cache: absolute(cache),
-        }
+        Self { dataset_folder: dataset.folder.clone(), cache: absolute(cache) }
     }
 
     /// Makes the agent's workspace in `folder`, which must not exist: the base tree and a repository of one
@@ -103,9 +87,7 @@ impl TaskStore {
             return Ok(cached);
         }
         let number = NEXT_SCRATCH.fetch_add(1, Ordering::Relaxed);
-        let scratch = self
-            .cache
-            .join(format!("making-{}-{number}", std::process::id()));
+        let scratch = self.cache.join(format!("making-{}-{number}", std::process::id()));
         let made = self.make(task, &scratch);
         let placed = made.and_then(|()| {
             match std::fs::rename(&scratch, &folder) {
@@ -142,39 +124,30 @@ impl TaskStore {
         let absolute = absolute(&bundle_path);
         let unbundle = ["bundle".as_ref(), "unbundle".as_ref(), absolute.as_os_str()];
         git(&objects, &unbundle, b"").map_err(bundle)?;
-        self.extract(task, &objects, &tree)
-            .map_err(|error| match error {
-                ExtractError::Git(cause) => bundle(cause),
-                ExtractError::Io(cause) => io("base tree")(cause),
-                ExtractError::Kind { path, kind } => StoreError::Unsupported {
-                    task: task.instance_id.to_string(),
-                    commit: task.base_commit.clone(),
-                    path,
-                    kind,
-                },
-            })?;
+        self.extract(task, &objects, &tree).map_err(|error| match error {
+            ExtractError::Git(cause) => bundle(cause),
+            ExtractError::Io(cause) => io("base tree")(cause),
+            ExtractError::Kind { path, kind } => StoreError::Unsupported {
+                task: task.instance_id.to_string(),
+                commit: task.base_commit.clone(),
+                path,
+                kind,
+            },
+        })?;
         std::fs::remove_dir_all(&objects).map_err(io("cache"))?;
 
         let own = |cause| io("workspace repository")(io::Error::other(cause));
         let dot_git = tree.join(".git");
         new_repository(&dot_git, false).map_err(io("workspace repository"))?;
         git(&tree, &["add", "--all", "--force"], b"").map_err(own)?;
-        git(
-            &tree,
-            &["commit", "-q", "--no-verify", "-m", "The task's repository"],
-            b"",
-        )
-        .map_err(own)?;
+        git(&tree, &["commit", "-q", "--no-verify", "-m", "The task's repository"], b"").map_err(own)?;
         std::fs::remove_dir_all(dot_git.join("logs")).map_err(io("workspace repository"))?;
-        std::fs::rename(&dot_git, scratch.join("repository"))
-            .map_err(io("workspace repository"))?;
+        std::fs::rename(&dot_git, scratch.join("repository")).map_err(io("workspace repository"))?;
 
         let tested = scratch.join("tested");
         copy_tree(&tree, &tested).map_err(io("hidden tests"))?;
-        apply(&tested, task.test_patch.as_bytes()).map_err(|cause| StoreError::TestPatch {
-            task: task.instance_id.to_string(),
-            cause,
-        })?;
+        apply(&tested, task.test_patch.as_bytes())
+            .map_err(|cause| StoreError::TestPatch { task: task.instance_id.to_string(), cause })?;
         let hidden = scratch.join("hidden");
         keep_changed(&tree, &tested, &hidden).map_err(io("hidden tests"))?;
         if !hidden.is_dir() {
@@ -189,10 +162,7 @@ impl TaskStore {
         let listing = git(objects, &["ls-tree", "-r", "-z", &task.base_commit], b"")?;
         let mut files = Vec::new();
         let mut ids = String::new();
-        for entry in listing
-            .split(|&byte| byte == 0)
-            .filter(|entry| !entry.is_empty())
-        {
+        for entry in listing.split(|&byte| byte == 0).filter(|entry| !entry.is_empty()) {
             let entry = String::from_utf8_lossy(entry).into_owned();
             let (meta, path) = entry.split_once('\t').unwrap_or((&entry, ""));
             let mut meta = meta.split(' ');
@@ -209,8 +179,7 @@ impl TaskStore {
         let blobs = git(objects, &["cat-file", "--batch"], ids.as_bytes())?;
         let mut rest = blobs.as_slice();
         for (target, permissions) in files {
-            let content =
-                next_blob(&mut rest).ok_or_else(|| io::Error::other("git cat-file broke off"))?;
+            let content = next_blob(&mut rest).ok_or_else(|| io::Error::other("git cat-file broke off"))?;
             if let Some(parent) = target.parent() {
                 std::fs::create_dir_all(parent)?;
             }
@@ -225,12 +194,7 @@ impl TaskStore {
 /// newline.
 fn next_blob<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let end = rest.iter().position(|&byte| byte == b'\n')?;
-    let size: usize = std::str::from_utf8(&rest[..end])
-        .ok()?
-        .rsplit(' ')
-        .next()?
-        .parse()
-        .ok()?;
+    let size: usize = std::str::from_utf8(&rest[..end]).ok()?.rsplit(' ').next()?.parse().ok()?;
     let content = rest.get(end + 1..end + 1 + size)?;
     *rest = rest.get(end + 2 + size..)?;
     Some(content)
@@ -241,8 +205,7 @@ fn new_repository(folder: &Path, is_bare: bool) -> io::Result<()> {
     std::fs::create_dir_all(folder.join("objects"))?;
     std::fs::create_dir_all(folder.join("refs/heads"))?;
     std::fs::write(folder.join("HEAD"), "ref: refs/heads/main\n")?;
-    let config =
-        format!("[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = {is_bare}\n");
+    let config = format!("[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = {is_bare}\n");
     std::fs::write(folder.join("config"), config)
 }
 
@@ -257,18 +220,11 @@ enum ExtractError {
 }
 
 fn kind(path: &str, kind: &str) -> ExtractError {
-    ExtractError::Kind {
-        path: path.to_owned(),
-        kind: kind.to_owned(),
-    }
+    ExtractError::Kind { path: path.to_owned(), kind: kind.to_owned() }
 }
 
 fn io_error(task: &Task, what: String, cause: io::Error) -> StoreError {
-    StoreError::Io {
-        task: task.instance_id.to_string(),
-        what,
-        cause,
-    }
+    StoreError::Io { task: task.instance_id.to_string(), what, cause }
 }
 
 /// Sandboxes and git are told places that do not depend on the current folder.
@@ -280,11 +236,7 @@ pub(super) fn absolute(path: &Path) -> PathBuf {
 /// The first half of a text's SHA-256, in hexadecimal.
 fn digest(text: &str) -> String {
     use sha2::{Digest, Sha256};
-    Sha256::digest(text.as_bytes())
-        .iter()
-        .take(16)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    Sha256::digest(text.as_bytes()).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Copies the regular files and folders of `from` to the new folder `to`.

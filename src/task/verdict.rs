@@ -38,9 +38,7 @@ impl Verdict {
     /// The verdict on a diff that never came to the tests.
     #[must_use]
     pub fn rejected(task: &Task, note: String) -> Self {
-        let tests = ids(task)
-            .map(|id| (id.clone(), TestResult::Missing))
-            .collect();
+        let tests = ids(task).map(|id| (id.clone(), TestResult::Missing)).collect();
         Self {
             reward: 0.0,
             resolved: false,
@@ -53,11 +51,7 @@ impl Verdict {
 
     /// The share of tests that passed; 1 only if resolved.
     fn passed_share(&self) -> f64 {
-        let passed = self
-            .tests
-            .values()
-            .filter(|&&result| result == TestResult::Passed)
-            .count();
+        let passed = self.tests.values().filter(|&&result| result == TestResult::Passed).count();
         if passed == self.tests.len() {
             return f64::from(u8::from(self.resolved));
         }
@@ -85,10 +79,7 @@ pub(super) struct RunnerOutput {
 pub(super) fn parse(stdout: &[u8], nonce: &str) -> RunnerOutput {
     let mut output = RunnerOutput::default();
     for line in String::from_utf8_lossy(stdout).lines() {
-        let Some(rest) = line
-            .strip_prefix(nonce)
-            .and_then(|rest| rest.strip_prefix(' '))
-        else {
+        let Some(rest) = line.strip_prefix(nonce).and_then(|rest| rest.strip_prefix(' ')) else {
             continue;
         };
         match rest.split_once(' ') {
@@ -155,9 +146,7 @@ fn objection(output: &RunnerOutput, evidence: &ExitEvidence) -> Option<String> {
         (Some(code), _) => format!("code {code}"),
         (None, signal) => format!("signal {}", signal.unwrap_or(0)),
     };
-    Some(format!(
-        "the runner ended with {ended}, which its results do not explain"
-    ))
+    Some(format!("the runner ended with {ended}, which its results do not explain"))
 }
 
 #[cfg(test)]
@@ -181,10 +170,7 @@ mod tests {
     }
 
     fn graded(stdout: &str, code: i32) -> Verdict {
-        let evidence = ExitEvidence {
-            code: Some(code),
-            ..ExitEvidence::default()
-        };
+        let evidence = ExitEvidence { code: Some(code), ..ExitEvidence::default() };
         grade(&task(), &parse(stdout.as_bytes(), "n0"), &evidence, true)
     }
 
@@ -217,22 +203,10 @@ mod tests {
         for code in [1, 137] {
             let verdict = graded(all, code);
             assert!(!verdict.resolved && verdict.note.is_some());
-            assert_eq!(
-                verdict.reward,
-                0.0,
-                "all passed, but nobody believes it"
-            );
+            assert_eq!(verdict.reward, 0.0, "all passed, but nobody believes it");
         }
-        assert!(
-            graded("n0 PASS a\nn0 FAIL b\nn0 PASS c\n", 1)
-                .note
-                .is_none()
-        );
-        let evidence = ExitEvidence {
-            timed_out: true,
-            signal: Some(9),
-            ..ExitEvidence::default()
-        };
+        assert!(graded("n0 PASS a\nn0 FAIL b\nn0 PASS c\n", 1).note.is_none());
+        let evidence = ExitEvidence { timed_out: true, signal: Some(9), ..ExitEvidence::default() };
         assert!(!grade(&task(), &parse(all.as_bytes(), "n0"), &evidence, false).resolved);
     }
 }

@@ -98,10 +98,7 @@ impl Verifier {
     #[must_use]
     pub fn new(store: Arc<TaskStore>, mut options: VerifierOptions) -> Self {
         options.scratch = absolute(&options.scratch);
-        Self {
-            store,
-            options: Arc::new(options),
-        }
+        Self { store, options: Arc::new(options) }
     }
 
     /// Applies a diff to the base tree, puts the tests back, and runs the hidden tests in a fresh sandbox.
@@ -145,9 +142,7 @@ impl Verifier {
             return Err(InfraFailure::Shutdown);
         }
         if evidence.sandbox_lost {
-            return Err(InfraFailure::SandboxLost(
-                "while the hidden tests ran".to_owned(),
-            ));
+            return Err(InfraFailure::SandboxLost("while the hidden tests ran".to_owned()));
         }
         let has_own_oom = evidence.oom_kills.is_some_and(|kills| kills > 0);
         if evidence.host_oom && evidence.signal == Some(9) && !has_own_oom {
@@ -200,16 +195,10 @@ impl Verifier {
             })?;
             refuse_links(&tree)?;
         }
-        let places: Vec<PathBuf> = staged
-            .hidden_files
-            .iter()
-            .map(|file| test_place(file))
-            .collect();
+        let places: Vec<PathBuf> = staged.hidden_files.iter().map(|file| test_place(file)).collect();
         for place in places {
             if put_back(&staged.cached.tree.join(&place), &tree.join(&place))? {
-                staged
-                    .restored_paths
-                    .push(place.to_string_lossy().into_owned());
+                staged.restored_paths.push(place.to_string_lossy().into_owned());
             }
         }
         std::fs::write(staged.runner(), RUNNER)?;
@@ -222,11 +211,8 @@ impl Verifier {
         staged: &Staged,
         nonce: &str,
     ) -> Result<Exit, InfraFailure> {
-        let show = |host: PathBuf, inside: &Path| Mount {
-            host,
-            inside: inside.to_owned(),
-            is_writable: false,
-        };
+        let show =
+            |host: PathBuf, inside: &Path| Mount { host, inside: inside.to_owned(), is_writable: false };
         let hidden = &self.options.hidden_test_mount;
         let spec = Spec {
             mounts: vec![
@@ -238,20 +224,11 @@ impl Verifier {
             limits: self.options.limits.clone(),
         };
         let program = ["python3", "-I", "-S", "-B", RUNNER_INSIDE, WORKSPACE_INSIDE];
-        let files = staged
-            .hidden_files
-            .iter()
-            .map(|file| hidden.join(file).into_os_string());
-        let env = [
-            ("PATH", "/usr/local/bin:/usr/bin:/bin"),
-            ("LANG", "C.UTF-8"),
-        ];
+        let files = staged.hidden_files.iter().map(|file| hidden.join(file).into_os_string());
+        let env = [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("LANG", "C.UTF-8")];
         let exec = Exec {
             argv: program.iter().map(Into::into).chain(files).collect(),
-            env: env
-                .into_iter()
-                .map(|(key, value)| (key.into(), value.into()))
-                .collect(),
+            env: env.into_iter().map(|(key, value)| (key.into(), value.into())).collect(),
             cwd: "/".into(),
             stdin: format!("{nonce}\n").into_bytes(),
             max_output_bytes: MAX_OUTPUT_BYTES,
@@ -282,9 +259,7 @@ fn infra(error: SandboxError) -> InfraFailure {
             InfraFailure::SandboxStart(error.to_string())
         }
         SandboxError::Lost(cause) => InfraFailure::SandboxLost(cause),
-        SandboxError::Exec { .. } | SandboxError::Io(_) => {
-            InfraFailure::Verifier(error.to_string())
-        }
+        SandboxError::Exec { .. } | SandboxError::Io(_) => InfraFailure::Verifier(error.to_string()),
     }
 }
 
@@ -302,9 +277,7 @@ fn why_not_ready(exit: &Exit) -> String {
 
 /// What belongs to the tests: the top folder of a hidden test file, or the file itself.
 fn test_place(file: &Path) -> PathBuf {
-    file.components()
-        .next()
-        .map_or_else(PathBuf::new, |first| PathBuf::from(first.as_os_str()))
+    file.components().next().map_or_else(PathBuf::new, |first| PathBuf::from(first.as_os_str()))
 }
 
 /// Makes `tree` what it is in `base`; true if it was not.
@@ -354,10 +327,7 @@ fn is_same(a: &Path, b: &Path) -> std::io::Result<bool> {
 fn refuse_links(tree: &Path) -> Result<(), StageError> {
     for file in files_under(tree)? {
         if !tree.join(&file).symlink_metadata()?.is_file() {
-            return Err(StageError::Diff(format!(
-                "{} is not a regular file",
-                file.display()
-            )));
+            return Err(StageError::Diff(format!("{} is not a regular file", file.display())));
         }
     }
     Ok(())

@@ -150,11 +150,7 @@ pub const PROMETHEUS: &[Prometheus] = &[
     counter("lego_proxy_captured_tokens_total", "Sampled tokens made durable."),
     counter("lego_proxy_capture_failures_total", "Calls that could not be captured."),
     counter("lego_proxy_refused_total", "Calls refused before they went upstream, by error code."),
-    Prometheus {
-        name: "lego_proxy_calls_in_flight",
-        kind: Kind::Gauge,
-        description: "Model calls running.",
-    },
+    Prometheus { name: "lego_proxy_calls_in_flight", kind: Kind::Gauge, description: "Model calls running." },
     Prometheus {
         name: "lego_proxy_call_seconds",
         kind: Kind::Histogram,

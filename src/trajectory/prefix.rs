@@ -16,10 +16,7 @@ impl<'a> Tokens<'a> {
     /// `None` if the ids are missing or nothing was sampled.
     pub(super) fn of(call: &'a Call) -> Option<Self> {
         let prompt = call.prompt_token_ids.as_deref()?;
-        let completion = call
-            .completion_token_ids
-            .as_deref()
-            .filter(|ids| !ids.is_empty())?;
+        let completion = call.completion_token_ids.as_deref().filter(|ids| !ids.is_empty())?;
         Some(Self { prompt, completion })
     }
 
@@ -67,15 +64,9 @@ pub(super) fn relate(tokens: &[Tokens<'_>]) -> Relations {
     let mut by_end: HashMap<(usize, State), Vec<usize>> = HashMap::new();
     let mut by_prompt: HashMap<(usize, State), Vec<Vec<usize>>> = HashMap::new();
     for (index, (t, &prompt)) in tokens.iter().zip(&prompts).enumerate() {
-        by_end
-            .entry((t.len(), prompt.push(t.completion)))
-            .or_default()
-            .push(index);
+        by_end.entry((t.len(), prompt.push(t.completion))).or_default().push(index);
         let groups = by_prompt.entry((t.prompt.len(), prompt)).or_default();
-        match groups
-            .iter_mut()
-            .find(|group| tokens[group[0]].prompt == t.prompt)
-        {
+        match groups.iter_mut().find(|group| tokens[group[0]].prompt == t.prompt) {
             Some(group) => group.push(index),
             None => groups.push(vec![index]),
         }
@@ -92,10 +83,7 @@ pub(super) fn relate(tokens: &[Tokens<'_>]) -> Relations {
             parents[index] = parent;
         }
     }
-    Relations {
-        parents,
-        same_prompt,
-    }
+    Relations { parents, same_prompt }
 }
 
 fn longest_prefix(

@@ -29,10 +29,7 @@ pub enum AgentError {
     #[error(transparent)]
     Model(#[from] ClientError),
     #[error("workspace {}: {cause}", path.display())]
-    Workspace {
-        path: PathBuf,
-        cause: std::io::Error,
-    },
+    Workspace { path: PathBuf, cause: std::io::Error },
 }
 
 /// Why an agent ended.
@@ -66,22 +63,10 @@ impl Agent {
     /// # Errors
     /// [`AgentError::Workspace`] when it cannot be read.
     pub fn new(options: AgentOptions, client: Client) -> Result<Self, AgentError> {
-        let (tools, first) = Tools::new(
-            &options.workspace,
-            &options.statement,
-            options.tests.clone(),
-        )
-        .map_err(|cause| AgentError::Workspace {
-            path: options.workspace.clone(),
-            cause,
-        })?;
+        let (tools, first) = Tools::new(&options.workspace, &options.statement, options.tests.clone())
+            .map_err(|cause| AgentError::Workspace { path: options.workspace.clone(), cause })?;
         let messages = vec![json!({"role": "user", "content": first})];
-        Ok(Self {
-            options,
-            client,
-            tools,
-            messages,
-        })
+        Ok(Self { options, client, tools, messages })
     }
 
     /// Works until the model submits or the turns are used up.
@@ -93,16 +78,10 @@ impl Agent {
             let message = self.client.complete(&self.request()).await?;
             self.messages.push(message.to_history());
             if self.answer(&message).await? {
-                return Ok(Report {
-                    ended: Ended::Submitted,
-                    turns: turn,
-                });
+                return Ok(Report { ended: Ended::Submitted, turns: turn });
             }
         }
-        Ok(Report {
-            ended: Ended::MaxTurns,
-            turns: self.options.max_turns,
-        })
+        Ok(Report { ended: Ended::MaxTurns, turns: self.options.max_turns })
     }
 
     /// The conversation so far.
@@ -127,22 +106,17 @@ impl Agent {
     async fn answer(&mut self, message: &Message) -> Result<bool, AgentError> {
         let calls = message.tool_calls.as_deref().unwrap_or_default();
         for call in calls {
-            let answer = self
-                .tools
-                .call(&call.function.name, &call.function.arguments);
-            let answer = answer.await.map_err(|cause| AgentError::Workspace {
-                path: self.options.workspace.clone(),
-                cause,
-            })?;
+            let answer = self.tools.call(&call.function.name, &call.function.arguments);
+            let answer = answer
+                .await
+                .map_err(|cause| AgentError::Workspace { path: self.options.workspace.clone(), cause })?;
             let Answer::Text(text) = answer else {
                 return Ok(true);
             };
-            self.messages
-                .push(json!({"role": "tool", "tool_call_id": call.id, "content": text}));
+            self.messages.push(json!({"role": "tool", "tool_call_id": call.id, "content": text}));
         }
         if calls.is_empty() {
-            self.messages
-                .push(json!({"role": "user", "content": Tools::no_call()}));
+            self.messages.push(json!({"role": "user", "content": Tools::no_call()}));
         }
         Ok(false)
     }

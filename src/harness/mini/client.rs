@@ -22,11 +22,7 @@ pub enum ClientError {
     #[error("no answer from {url}: {cause}")]
     Unreachable { url: String, cause: String },
     #[error("{url} answered {status}: {body}")]
-    Status {
-        url: String,
-        status: StatusCode,
-        body: String,
-    },
+    Status { url: String, status: StatusCode, body: String },
     #[error("{url} answered something that is not a chat completion: {cause}")]
     Reply { url: String, cause: String },
 }
@@ -72,8 +68,7 @@ impl Message {
             message["tool_calls"] = calls
                 .iter()
                 .map(|call| {
-                    let function =
-                        json!({"name": call.function.name, "arguments": call.function.arguments});
+                    let function = json!({"name": call.function.name, "arguments": call.function.arguments});
                     json!({"id": call.id, "type": "function", "function": function})
                 })
                 .collect();
@@ -98,10 +93,7 @@ impl Client {
     /// # Errors
     /// [`ClientError::BaseUrl`].
     pub fn new(base_url: &str, key: &str, timeout: Duration) -> Result<Self, ClientError> {
-        let bad = |cause: &str| ClientError::BaseUrl {
-            url: base_url.to_owned(),
-            cause: cause.to_owned(),
-        };
+        let bad = |cause: &str| ClientError::BaseUrl { url: base_url.to_owned(), cause: cause.to_owned() };
         let url: Uri = format!("{}/chat/completions", base_url.trim_end_matches('/'))
             .parse()
             .map_err(|error: http::uri::InvalidUri| bad(&error.to_string()))?;
@@ -111,11 +103,7 @@ impl Client {
         if url.host().is_none() {
             return Err(bad("it has no host"));
         }
-        Ok(Self {
-            url,
-            key: key.to_owned(),
-            timeout,
-        })
+        Ok(Self { url, key: key.to_owned(), timeout })
     }
 
     /// Asks for the next message. A server that is unreachable, busy or broken is asked again, twice.
@@ -137,51 +125,29 @@ impl Client {
 
     async fn try_once(&self, body: Bytes) -> Result<Message, ClientError> {
         let exchange = tokio::time::timeout(self.timeout, self.exchange(body));
-        let (status, body) = exchange
-            .await
-            .map_err(|_| self.unreachable(format!("timed out after {:?}", self.timeout)))??;
+        let (status, body) =
+            exchange.await.map_err(|_| self.unreachable(format!("timed out after {:?}", self.timeout)))??;
         if !status.is_success() {
             let body = String::from_utf8_lossy(&body).chars().take(500).collect();
-            return Err(ClientError::Status {
-                url: self.url.to_string(),
-                status,
-                body,
-            });
+            return Err(ClientError::Status { url: self.url.to_string(), status, body });
         }
-        let reply = |cause: String| ClientError::Reply {
-            url: self.url.to_string(),
-            cause,
-        };
-        let parsed: Reply =
-            serde_json::from_slice(&body).map_err(|error| reply(error.to_string()))?;
+        let reply = |cause: String| ClientError::Reply { url: self.url.to_string(), cause };
+        let parsed: Reply = serde_json::from_slice(&body).map_err(|error| reply(error.to_string()))?;
         let choice = parsed.choices.into_iter().next();
-        choice
-            .map(|choice| choice.message)
-            .ok_or_else(|| reply("no choices".to_owned()))
+        choice.map(|choice| choice.message).ok_or_else(|| reply("no choices".to_owned()))
     }
 
     async fn exchange(&self, body: Bytes) -> Result<(StatusCode, Bytes), ClientError> {
         let failed = |cause: &dyn std::fmt::Display| self.unreachable(cause.to_string());
         let host = self.url.host().unwrap_or_default();
-        let address = (
-            host.trim_matches(['[', ']']),
-            self.url.port_u16().unwrap_or(80),
-        );
-        let stream = tokio::net::TcpStream::connect(address)
-            .await
-            .map_err(|e| failed(&e))?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(|e| failed(&e))?;
+        let address = (host.trim_matches(['[', ']']), self.url.port_u16().unwrap_or(80));
+        let stream = tokio::net::TcpStream::connect(address).await.map_err(|e| failed(&e))?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| failed(&e))?;
         let request = Request::builder()
             .method(Method::POST)
             .uri(self.url.path_and_query().map_or("/", |path| path.as_str()))
-            .header(
-                header::HOST,
-                self.url
-                    .authority()
-                    .map_or("", |authority| authority.as_str()),
-            )
+            .header(header::HOST, self.url.authority().map_or("", |authority| authority.as_str()))
             .header(header::AUTHORIZATION, format!("Bearer {}", self.key))
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::CONNECTION, "close")
@@ -207,10 +173,7 @@ impl Client {
     }
 
     fn unreachable(&self, cause: String) -> ClientError {
-        ClientError::Unreachable {
-            url: self.url.to_string(),
-            cause,
-        }
+        ClientError::Unreachable { url: self.url.to_string(), cause }
     }
 }
 

@@ -23,18 +23,13 @@ pub fn find_subject(workspace: &Path, statement: &str) -> Option<Subject> {
     let text = std::fs::read_to_string(workspace.join(file)).ok()?;
     let lines: Vec<&str> = text.lines().collect();
     let function = words.iter().find_map(|word| find_function(&lines, word));
-    Some(Subject {
-        file: (*file).to_owned(),
-        function,
-    })
+    Some(Subject { file: (*file).to_owned(), function })
 }
 
 /// Is this a relative path, without `..`, of a regular file of the workspace?
 #[must_use]
 pub fn is_file_of(workspace: &Path, path: &str) -> bool {
-    let is_inside = Path::new(path)
-        .components()
-        .all(|part| matches!(part, std::path::Component::Normal(_)));
+    let is_inside = Path::new(path).components().all(|part| matches!(part, std::path::Component::Normal(_)));
     let meta = workspace.join(path).symlink_metadata();
     is_inside && !path.is_empty() && meta.is_ok_and(|meta| meta.is_file())
 }
@@ -43,15 +38,10 @@ pub fn is_file_of(workspace: &Path, path: &str) -> bool {
 /// to its last indented line.
 fn find_function(lines: &[&str], name: &str) -> Option<(usize, usize)> {
     let definition = lines.iter().position(|line| {
-        let rest = line
-            .trim_start()
-            .strip_prefix("def ")
-            .and_then(|rest| rest.strip_prefix(name));
+        let rest = line.trim_start().strip_prefix("def ").and_then(|rest| rest.strip_prefix(name));
         rest.is_some_and(|rest| rest.starts_with('('))
     })?;
-    let above = lines[..definition]
-        .iter()
-        .rposition(|line| line.trim().is_empty());
+    let above = lines[..definition].iter().rposition(|line| line.trim().is_empty());
     let start = above.map_or(0, |blank| blank + 1);
     let margin = indentation(lines[definition]).len();
     let mut end = definition + 1;
@@ -105,13 +95,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         std::fs::write(folder.path().join("a.py"), "def f(x):\n    return x\n").expect("write");
         let subject = find_subject(folder.path(), "a.py: f should return the x of /etc/passwd");
-        assert_eq!(
-            subject,
-            Some(Subject {
-                file: "a.py".into(),
-                function: Some((0, 2))
-            })
-        );
+        assert_eq!(subject, Some(Subject { file: "a.py".into(), function: Some((0, 2)) }));
         assert_eq!(find_subject(folder.path(), "../a.py should"), None);
     }
 }

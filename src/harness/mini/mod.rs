@@ -41,11 +41,7 @@ impl Mini {
     /// # Errors
     /// When the system does not tell where the binary is.
     pub fn this_binary(max_turns: u32, max_tokens: Option<u32>) -> std::io::Result<Self> {
-        Ok(Self {
-            binary: std::env::current_exe()?,
-            max_turns,
-            max_tokens,
-        })
+        Ok(Self { binary: std::env::current_exe()?, max_turns, max_tokens })
     }
 }
 
@@ -60,12 +56,7 @@ impl Harness for Mini {
 
     fn launch(&self, trial: &TrialInput<'_>) -> Launch {
         let mut argv: Vec<OsString> = vec![BINARY.into(), "agent".into()];
-        argv.extend([
-            "--workspace".into(),
-            WORKSPACE.into(),
-            "--issue-file".into(),
-            "-".into(),
-        ]);
+        argv.extend(["--workspace".into(), WORKSPACE.into(), "--issue-file".into(), "-".into()]);
         argv.extend(["--model".into(), trial.model.into()]);
         argv.extend(["--max-turns".into(), self.max_turns.to_string().into()]);
         if let Some(max_tokens) = self.max_tokens {
@@ -79,17 +70,10 @@ impl Harness for Mini {
             ("OPENAI_API_KEY", PLACEHOLDER_KEY),
         ];
         Launch {
-            mounts: vec![Mount {
-                host: self.binary.clone(),
-                inside: BINARY.into(),
-                is_writable: false,
-            }],
+            mounts: vec![Mount { host: self.binary.clone(), inside: BINARY.into(), is_writable: false }],
             exec: Exec {
                 argv,
-                env: env
-                    .into_iter()
-                    .map(|(key, value)| (key.into(), value.into()))
-                    .collect(),
+                env: env.into_iter().map(|(key, value)| (key.into(), value.into())).collect(),
                 cwd: WORKSPACE.into(),
                 stdin: trial.statement.as_bytes().to_vec(),
                 max_output_bytes: trial.max_output_bytes,

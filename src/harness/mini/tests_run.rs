@@ -35,10 +35,7 @@ impl TestCommand {
     /// # Errors
     /// When the shell cannot be started.
     pub async fn run(&self, workspace: &Path) -> std::io::Result<String> {
-        let script = format!(
-            "ulimit -v {MEMORY_KIB}; ulimit -t {CPU_SECONDS}; exec {}",
-            self.0
-        );
+        let script = format!("ulimit -v {MEMORY_KIB}; ulimit -t {CPU_SECONDS}; exec {}", self.0);
         let mut child = Command::new("/bin/sh")
             .args(["-c", &script])
             .current_dir(workspace)
@@ -61,10 +58,7 @@ impl TestCommand {
 async fn finish(child: &mut Child) -> std::io::Result<String> {
     let mut output = Vec::new();
     if let Some(stdout) = child.stdout.take() {
-        stdout
-            .take(MAX_OUTPUT_BYTES)
-            .read_to_end(&mut output)
-            .await?;
+        stdout.take(MAX_OUTPUT_BYTES).read_to_end(&mut output).await?;
     }
     let status = child.wait().await?;
     let text = String::from_utf8_lossy(&output);

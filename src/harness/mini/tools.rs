@@ -73,11 +73,7 @@ impl Tools {
     ///
     /// # Errors
     /// When the workspace cannot be read.
-    pub fn new(
-        workspace: &Path,
-        statement: &str,
-        tests: TestCommand,
-    ) -> std::io::Result<(Self, String)> {
+    pub fn new(workspace: &Path, statement: &str, tests: TestCommand) -> std::io::Result<(Self, String)> {
         std::fs::read_dir(workspace)?;
         let statement = statement.trim();
         let subject = find_subject(workspace, statement);
@@ -88,14 +84,7 @@ impl Tools {
             let (start, end) = function.unwrap_or((0, lines.len().min(MAX_FIRST_LINES)));
             first = format!("{first}\n{}", numbered(&lines, start, end));
         }
-        Ok((
-            Self {
-                workspace: workspace.to_owned(),
-                tests,
-                subject,
-            },
-            first,
-        ))
+        Ok((Self { workspace: workspace.to_owned(), tests, subject }, first))
     }
 
     /// The tools as requests list them.
@@ -124,12 +113,7 @@ impl Tools {
                 json!(["line", "new"])
             ),
             tool("run_tests", "Run the tests.", json!({}), json!([])),
-            tool(
-                "submit",
-                "Finish with the files as they are.",
-                json!({}),
-                json!([])
-            ),
+            tool("submit", "Finish with the files as they are.", json!({}), json!([])),
         ])
     }
 
@@ -184,16 +168,8 @@ impl Tools {
         let path = self.path(edit.file.as_deref())?;
         let before = std::fs::read_to_string(&path).ok()?;
         let mut lines: Vec<&str> = before.split('\n').collect();
-        let count = if before.ends_with('\n') {
-            lines.len() - 1
-        } else {
-            lines.len()
-        };
-        let index = edit
-            .line
-            .get()?
-            .checked_sub(1)
-            .filter(|&index| index < count)?;
+        let count = if before.ends_with('\n') { lines.len() - 1 } else { lines.len() };
+        let index = edit.line.get()?.checked_sub(1).filter(|&index| index < count)?;
         let changed = format!("{}{}", indentation(lines[index]), edit.new.trim());
         if changed.contains('\n') || changed.chars().count() >= MAX_LINE_CHARS {
             return None;
@@ -207,17 +183,9 @@ impl Tools {
         let path = self.path(view.file.as_deref())?;
         let text = std::fs::read_to_string(path).ok()?;
         let lines: Vec<&str> = text.lines().collect();
-        let start = view
-            .start
-            .as_ref()
-            .map_or(Some(1), LineNumber::get)?
-            .checked_sub(1)?;
+        let start = view.start.as_ref().map_or(Some(1), LineNumber::get)?.checked_sub(1)?;
         let last = start.checked_add(MAX_VIEW_LINES)?;
-        let end = view
-            .end
-            .as_ref()
-            .map_or(Some(last), LineNumber::get)?
-            .min(last);
+        let end = view.end.as_ref().map_or(Some(last), LineNumber::get)?.min(last);
         (start < end && start < lines.len()).then(|| numbered(&lines, start, end))
     }
 

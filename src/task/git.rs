@@ -2,8 +2,9 @@
 
 use std::ffi::OsStr;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 /// Git that cannot be run, or that refused.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +19,18 @@ pub enum GitError {
     Io(#[from] std::io::Error),
 }
 
+/// Where git is. With a path, and only then, the standard library starts a program without forking this
+/// process, whose page tables are large.
+fn program() -> Result<&'static Path, GitError> {
+    static GIT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let search = || {
+        let path = std::env::var_os("PATH")?;
+        std::env::split_paths(&path).map(|folder| folder.join("git")).find(|file| file.is_file())
+    };
+    let missing = || GitError::Start(std::io::Error::from(std::io::ErrorKind::NotFound));
+    GIT.get_or_init(search).as_deref().ok_or_else(missing)
+}
+
 /// Runs git in a folder and gives its stdout.
 ///
 /// # Errors
@@ -25,7 +38,7 @@ pub enum GitError {
 pub fn git<S: AsRef<OsStr>>(folder: &Path, args: &[S], stdin: &[u8]) -> Result<Vec<u8>, GitError> {
     // Git takes no notice of a relative ceiling.
     let folder = std::path::absolute(folder)?;
-    let mut child = Command::new("git")
+    let mut child = Command::new(program()?)
         .args(args)
         .current_dir(&folder)
         .env_clear()

@@ -151,18 +151,13 @@ async fn whole(
         collected.finish = delta.finish.or(collected.finish.take());
     }
     let completion_tokens = states.iter().map(|(choice, _)| choice.tokens).sum();
-    let choice_of = |(index, (choice, collected)): (usize, &'_ (Choice, Collected))| {
-        // Borrowed from `states`, which outlives the reply.
-        (index, choice.versions.clone(), completion_logprobs(&collected.logprobs, &mut 0))
-    };
-    let derived: Vec<_> = states.iter().enumerate().map(choice_of).collect();
-    let choices = derived
-        .into_iter()
-        .zip(&states)
-        .map(|((index, _, logprobs), (choice, collected))| CompletionChoice {
+    let choices = states
+        .iter()
+        .enumerate()
+        .map(|(index, (choice, collected))| CompletionChoice {
             index,
             text: &collected.text,
-            logprobs: common.text.logprobs.then_some(logprobs),
+            logprobs: common.text.logprobs.then(|| completion_logprobs(&collected.logprobs, &mut 0)),
             finish_reason: collected.finish.as_ref().map_or("abort", |finish| finish.reason),
             stop_reason: collected.finish.as_ref().and_then(|finish| finish.stop_reason.as_ref()),
             token_ids: common.return_token_ids.then_some(&collected.token_ids),

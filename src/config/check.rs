@@ -200,7 +200,6 @@ impl Problems<'_> {
         self.positive("training.max_turns", training.max_turns as u64);
         self.positive("training.max_steps", training.max_steps);
         self.positive("training.max_new_tokens", training.max_new_tokens as u64);
-        self.positive("training.eval_samples", training.eval_samples as u64);
         self.positive("training.async.long_tail_timeout_sec", training.r#async.long_tail_timeout_sec);
         self.within("training.kl_coef", training.kl_coef, 0.0, 1e6);
         self.within("training.clip_range", training.clip_range, 0.0, 1.0);

@@ -31,7 +31,8 @@ impl Sampler {
         top: usize,
     ) -> Option<Choice> {
         let raw = kernels::normalizer(logits).log_sum_exp;
-        if !raw.is_finite() {
+        // The vector exponential clamps its argument, so a NaN would not show in the sum.
+        if !raw.is_finite() || logits.iter().any(|logit| logit.is_nan()) {
             return None;
         }
         if sampling.temperature == 0.0 {

@@ -16,7 +16,8 @@ pub struct Subject {
 pub fn find_subject(workspace: &Path, statement: &str) -> Option<Subject> {
     let words: Vec<&str> = statement
         .split_whitespace()
-        .map(|word| word.trim_matches(|c: char| !c.is_alphanumeric() && c != '_'))
+        .map(|word| word.trim_end_matches(|c: char| !c.is_alphanumeric() && c != '_'))
+        .map(|word| word.trim_start_matches(['`', '"', '\'', '(', '[', '*']))
         .filter(|word| !word.is_empty())
         .collect();
     let file = words.iter().find(|word| is_file_of(workspace, word))?;

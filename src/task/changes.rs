@@ -237,7 +237,8 @@ mod tests {
     fn git_applies_what_is_written() {
         let long: String = (0..20).map(|n| format!("line {n}\n")).collect();
         let edited = long.replace("line 7\n", "seven\nand more\n").replace("line 11\n", "");
-        let cases: [(&str, &[(&str, &str)], &[(&str, &str)]); 7] = [
+        type Files<'a> = [(&'a str, &'a str)];
+        let cases: [(&str, &Files, &Files); 7] = [
             ("edit", &[("a.py", &long)], &[("a.py", &edited)]),
             ("ends", &[("a.py", "x\ny\n")], &[("a.py", "z\nx\ny\nw\n")]),
             ("no newline", &[("a.py", "x\ny")], &[("a.py", "x\nz")]),

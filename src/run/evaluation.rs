@@ -112,7 +112,7 @@ fn rates(scores: &[&TaskScore]) -> Rates {
         greedy: (!greedy.is_empty())
             .then(|| mean(greedy.iter().filter(|r| is_solved(r)).count() as f64, greedy.len())),
         pass_at_k: mean(
-            sampled.iter().filter(|score| score.sampled.iter().any(|r| is_solved(r))).count() as f64,
+            sampled.iter().filter(|score| score.sampled.iter().any(is_solved)).count() as f64,
             sampled.len(),
         ),
     }

@@ -166,7 +166,7 @@ fn dropping_the_receiver_frees_the_slot() {
     assert_eq!(run(&engine, request(vec![5, 6], 0, 3)).len(), 3);
     assert_eq!(engine.stats().running, 0);
     assert_eq!(engine.stats().waiting, 0);
-    assert!(engine.stats().sampled_tokens < 900, "both were ended early");
+    assert!(engine.stats().sampled_tokens < 1003, "not all ran to their ends");
 }
 
 #[test]
@@ -189,11 +189,15 @@ fn requests_that_cannot_run_are_refused() {
 #[test]
 fn a_full_queue_is_an_error() {
     let engine = engine(|options| (options.max_batch, options.cache_slots, options.max_queue) = (1, 1, 2));
-    let mut running = engine.submit(request(vec![1], 0, 500)).expect("accepted");
-    assert!(running.blocking_recv().is_some());
-    let _waiting: Vec<_> =
-        (0..2).map(|seed| engine.submit(request(vec![2], seed, 500)).expect("accepted")).collect();
-    let error = engine.submit(request(vec![3], 0, 1)).expect_err("refused");
+    // Far more than can run meanwhile.
+    let mut accepted = Vec::new();
+    let error = loop {
+        match engine.submit(request(vec![1], 0, 500)) {
+            Ok(receiver) => accepted.push(receiver),
+            Err(error) => break error,
+        }
+        assert!(accepted.len() < 1000, "the queue never fills");
+    };
     assert!(matches!(error, EngineError::QueueFull { limit: 2 }), "{error}");
 }
 
@@ -239,13 +243,15 @@ fn publications_take_their_place_in_the_queue() {
 #[test]
 fn the_end_of_the_engine_reaches_its_requests() {
     let engine = engine(|options| (options.max_batch, options.cache_slots) = (1, 1));
-    let mut running = engine.submit(request(vec![1], 0, 500)).expect("accepted");
-    let mut waiting = engine.submit(request(vec![2], 0, 500)).expect("accepted");
-    assert!(running.blocking_recv().is_some());
+    let mut receivers: Vec<_> =
+        (0..100).map(|seed| engine.submit(request(vec![1], seed, 500)).expect("accepted")).collect();
+    assert!(receivers[0].blocking_recv().is_some());
     drop(engine);
     let last = |receiver: &mut Receiver<Event>| std::iter::from_fn(|| receiver.blocking_recv()).last();
-    assert!(matches!(last(&mut running), Some(Event::Aborted(_))));
-    assert!(matches!(last(&mut waiting), Some(Event::Aborted(_))));
+    for receiver in &mut receivers[..99] {
+        assert!(matches!(last(receiver), Some(Event::Aborted(_) | Event::Last(..))));
+    }
+    assert!(matches!(last(&mut receivers[99]), Some(Event::Aborted(_))), "it cannot have run yet");
 }
 
 #[test]

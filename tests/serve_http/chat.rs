@@ -86,7 +86,15 @@ async fn tool_calls_are_parsed_whole_and_streamed() {
 
     let chunks = stream(&state, "/v1/chat/completions", calls()).await;
     let shapes = fixture_shapes("vllm_chat_tools_stream.sse");
-    assert!(chunks.iter().all(|chunk| shapes.contains(&shape(chunk))));
+    // How many tokens a chunk holds depends on the reader's pace, and so does what its delta holds.
+    let without_delta = |mut shape: Value| {
+        for choice in shape["choices"].as_array_mut().expect("choices") {
+            choice["delta"] = Value::Null;
+        }
+        shape
+    };
+    let shapes: Vec<Value> = shapes.into_iter().map(without_delta).collect();
+    assert!(chunks.iter().all(|chunk| shapes.contains(&without_delta(shape(chunk)))));
     assert_eq!(joined(&chunks, "token_ids"), choice["token_ids"]);
     let deltas: Vec<&Value> = chunks
         .iter()
@@ -164,7 +172,8 @@ async fn stop_strings_cut_the_text_and_keep_the_ids() {
 async fn choices_have_seeds_of_their_own_and_repeat() {
     let state = state();
     let mut body = hello();
-    body["temperature"] = json!(1.5);
+    // Hot enough to leave what the model knows by heart.
+    body["temperature"] = json!(5);
     body["seed"] = json!(7);
     body["n"] = json!(3);
     let first = ask(&state, "/v1/chat/completions", &body).await;

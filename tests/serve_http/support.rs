@@ -79,7 +79,7 @@ pub fn memorise() -> Model {
     let mut gradients = model.gradients();
     let (mut m, mut v) = (vec![0.0; model.parameters().len()], vec![0.0; model.parameters().len()]);
     let options = AdamW { lr: 3e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.0 };
-    for step in 1..=300 {
+    for step in 1..=1500 {
         let pass = model.forward(&pool, &ids, 1.0).expect("runs");
         let least = sequences
             .iter()

@@ -2,7 +2,7 @@
 
 #![cfg(target_os = "linux")]
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -27,6 +27,9 @@ fn run_with(dir: &Path, command: &[&str], timeout: u64) -> (PathBuf, Output) {
         "harness": {"type": "mini", "command": command},
     });
     fs::write(&proxy, text.to_string()).expect("config");
+    // The searching harness prints all it finds.
+    let sandbox = dir.join("sandbox.toml");
+    fs::write(&sandbox, "[sandbox]\nmax_output_bytes = 67108864\n").expect("config");
     let run = dir.join("run");
     let output = Command::new(env!("CARGO_BIN_EXE_lego"))
         .current_dir(ROOT)
@@ -34,6 +37,8 @@ fn run_with(dir: &Path, command: &[&str], timeout: u64) -> (PathBuf, Output) {
         .arg(&train)
         .arg("--proxy-config")
         .arg(&proxy)
+        .arg("--sandbox-config")
+        .arg(&sandbox)
         .arg("--output-dir")
         .arg(&run)
         .env("LEGO_TEST_CANARY", CANARY)
@@ -117,16 +122,16 @@ def show(path):
     sys.stdout.buffer.write(data)
 for top in ["/"]:
     for folder, folders, files in os.walk(top):
-        # The system's own files are the same on every machine; /sys and kernel files may block.
+        # The system's own files are the same on every machine; devices and kernel files may block.
         folders[:] = [f for f in folders if os.path.join(folder, f) not in
-                      ("/usr", "/sys", "/bin", "/sbin", "/lib", "/lib64", "/proc")]
+                      ("/usr", "/sys", "/bin", "/sbin", "/lib", "/lib64", "/proc", "/dev")]
         for name in files:
             show(os.path.join(folder, name))
 for process in os.listdir("/proc"):
     if process.isdigit():
         for name in ("environ", "cmdline", "maps", "mountinfo"):
             show(f"/proc/{process}/{name}")
-for root in ("/root", "/home", "/work", "/tmp", "/var", "/opt", "/mnt", "/srv", "/data", "/run"):
+for root in ("/dev/shm", "/root", "/home", "/work", "/tmp", "/var", "/opt", "/mnt", "/srv", "/data", "/run"):
     for folder, _, files in os.walk(root):
         for name in files:
             show(os.path.join(folder, name))
@@ -140,8 +145,6 @@ fn a_harness_that_reads_all_it_can_reach_finds_neither_answer_nor_key() {
     let (run, output) = run_with(temp.path(), &["/usr/bin/python3", "-c", &script], 60);
     assert!(output.status.success(), "{}", stderr(&output));
 
-    // Every 40-byte piece of a reference patch or of hidden tests, less what the workspace holds by right.
-    let mut secrets: BTreeSet<&[u8]> = BTreeSet::new();
     let dataset = fs::read_to_string(format!("{ROOT}/data/swebench_mini.jsonl")).expect("dataset");
     let tasks: Vec<Value> = dataset.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let mut found_by_trial = 0;
@@ -153,20 +156,23 @@ fn a_harness_that_reads_all_it_can_reach_finds_neither_answer_nor_key() {
         let result = fs::read(entry.path().join("result.json")).expect("result");
         let result: Value = serde_json::from_slice(&result).expect("JSON");
         let task = tasks.iter().find(|task| task["instance_id"] == result["task_id"]).expect("task");
-        // The fixed line and the hidden cases: what the agent must not see.
+        // The fixed line as the patch has it, and the hidden cases: what the agent must not see.
         let patch = task["patch"].as_str().expect("patch");
-        secrets.extend(patch.as_bytes().windows(40).filter(|piece| piece.contains(&b'+')));
         let tests = task["test_patch"].as_str().expect("tests");
-        secrets.extend(tests.as_bytes().windows(40).filter(|piece| piece.starts_with(b"+    \"test_hidden")));
-        let pieces: BTreeSet<&[u8]> = seen.windows(40).collect();
-        let leaked = secrets.iter().filter(|piece| pieces.contains(*piece)).count();
-        assert_eq!(leaked, 0, "trial {:?} reached {leaked} pieces of its answer", entry.file_name());
-        // Without the diff's own plus signs: the hidden cases as they stand in the test file.
-        for line in tests
+        let hidden: Vec<String> = tests
             .lines()
             .filter_map(|line| line.strip_prefix('+'))
             .filter(|line| line.contains("test_hidden_"))
-        {
+            .map(str::to_owned)
+            .collect();
+        assert!(!hidden.is_empty());
+        let mut secrets: HashSet<&[u8]> =
+            hidden.iter().flat_map(|line| line.as_bytes().windows(40)).collect();
+        secrets.extend(patch.as_bytes().windows(40).filter(|piece| piece.contains(&b'+')));
+        let leaked = seen.windows(40).find(|piece| secrets.contains(piece));
+        let leaked = leaked.map(|piece| String::from_utf8_lossy(piece).into_owned());
+        assert_eq!(leaked, None, "trial {:?} reached a piece of its answer", entry.file_name());
+        for line in &hidden {
             assert!(!contains(line.as_bytes()), "a hidden test is reachable: {line}");
         }
         found_by_trial += 1;

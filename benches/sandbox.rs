@@ -13,17 +13,9 @@ fn main() {}
 #[cfg(target_os = "linux")]
 #[tokio::main]
 async fn main() {
-    let seconds = std::env::args()
-        .skip(1)
-        .find_map(|argument| argument.parse().ok())
-        .unwrap_or(3);
-    let options = Options {
-        binary: env!("CARGO_BIN_EXE_lego").into(),
-        ..Options::default()
-    };
-    let backend = select_with(&options)
-        .await
-        .expect("a sandbox can be made here");
+    let seconds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(3);
+    let options = Options { binary: env!("CARGO_BIN_EXE_lego").into(), ..Options::default() };
+    let backend = select_with(&options).await.expect("a sandbox can be made here");
     println!("{}", backend.capabilities().mode);
     for at_once in [1, 8, 32] {
         measure(&backend, at_once, Duration::from_secs(seconds)).await;
@@ -34,10 +26,7 @@ async fn main() {
     for _ in 0..EXECS {
         sandbox.exec(run_true()).await.expect("exec");
     }
-    println!(
-        "exec of /bin/true in a running sandbox: {:.2} ms",
-        millis(started.elapsed() / EXECS)
-    );
+    println!("exec of /bin/true in a running sandbox: {:.2} ms", millis(started.elapsed() / EXECS));
     sandbox.stop().await.expect("stop");
 }
 
@@ -85,11 +74,7 @@ fn spec() -> Spec {
         tmp_bytes: Some(64 << 20),
         cpu_seconds: Some(60),
     };
-    Spec {
-        mounts: Vec::new(),
-        listen_port: Some(18080),
-        limits,
-    }
+    Spec { mounts: Vec::new(), listen_port: Some(18080), limits }
 }
 
 fn run_true() -> Exec {
@@ -111,18 +96,9 @@ fn millis(time: Duration) -> f64 {
 fn cpu_time() -> Duration {
     const TICK_MS: u64 = 10;
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-    let fields: Vec<u64> = text
-        .lines()
-        .next()
-        .unwrap_or("")
-        .split_whitespace()
-        .filter_map(|field| field.parse().ok())
-        .collect();
+    let fields: Vec<u64> =
+        text.lines().next().unwrap_or("").split_whitespace().filter_map(|field| field.parse().ok()).collect();
     // user, nice, system, then idle and iowait, then irq, softirq, steal
-    let busy = fields
-        .iter()
-        .take(3)
-        .chain(fields.iter().skip(5).take(2))
-        .sum::<u64>();
+    let busy = fields.iter().take(3).chain(fields.iter().skip(5).take(2)).sum::<u64>();
     Duration::from_millis(busy * TICK_MS)
 }

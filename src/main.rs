@@ -5,11 +5,8 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 fn main() -> ExitCode {
-    // A sandbox's init must be single-threaded: nothing may run before this.
-    if std::env::args_os()
-        .nth(1)
-        .is_some_and(|argument| argument == "__sandbox-init")
-    {
+    // Before any thread or runtime exists: this process is to be the sandboxes' nursery.
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == lego::sandbox::INIT_ARGUMENT) {
         lego::sandbox::init_main();
     }
     let cli = lego::cli::Cli::parse();

@@ -175,7 +175,8 @@ async fn requests_hold_the_statement_the_listing_and_nothing_that_varies() {
 #[tokio::test]
 async fn a_busy_server_is_asked_again_and_a_refusal_is_an_error() {
     let (report, _, _) =
-        play(vec![Err(StatusCode::BAD_GATEWAY), Err(StatusCode::TOO_MANY_REQUESTS), call("submit", "{}")]).await;
+        play(vec![Err(StatusCode::BAD_GATEWAY), Err(StatusCode::TOO_MANY_REQUESTS), call("submit", "{}")])
+            .await;
     assert_eq!(report.turns, 1);
     let folder = workspace();
     let script = serve(vec![Err(StatusCode::FORBIDDEN), call("submit", "{}")]).await;

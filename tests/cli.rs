@@ -26,25 +26,15 @@ fn version_has_the_commit() {
     let output = lego(&["--version"], root());
     assert!(output.status.success());
     let version = text(&output.stdout);
-    assert!(
-        version.starts_with(&format!("lego {} (", env!("CARGO_PKG_VERSION"))),
-        "{version}"
-    );
+    assert!(version.starts_with(&format!("lego {} (", env!("CARGO_PKG_VERSION"))), "{version}");
 }
 
 #[test]
 fn bad_usage_and_bad_config_exit_with_2_and_say_it_once() {
     assert_eq!(lego(&["no-such-command"], root()).status.code(), Some(2));
     let folder = tempfile::tempdir().expect("temporary folder");
-    assert_eq!(
-        lego(&["config", "check"], folder.path()).status.code(),
-        Some(2)
-    );
-    std::fs::write(
-        folder.path().join("train.toml"),
-        "[training]\nbatchsize = 3\n",
-    )
-    .expect("written");
+    assert_eq!(lego(&["config", "check"], folder.path()).status.code(), Some(2));
+    std::fs::write(folder.path().join("train.toml"), "[training]\nbatchsize = 3\n").expect("written");
     let output = lego(&["config", "check"], folder.path());
     assert_eq!(output.status.code(), Some(2));
     let error = text(&output.stderr);
@@ -56,20 +46,11 @@ fn bad_usage_and_bad_config_exit_with_2_and_say_it_once() {
 fn the_committed_files_pass_the_check() {
     let output = lego(&["config", "check"], root());
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(
-        text(&output.stdout)
-            .lines()
-            .filter(|line| line.ends_with(": ok"))
-            .count(),
-        3
-    );
+    assert_eq!(text(&output.stdout).lines().filter(|line| line.ends_with(": ok")).count(), 3);
     let output = lego(&["config", "check"], &root().join("docs/examples/lego-rl"));
     assert!(output.status.success(), "{}", text(&output.stderr));
     let notes = text(&output.stdout);
-    assert!(
-        notes.contains("training.async.enable = true: not there yet"),
-        "{notes}"
-    );
+    assert!(notes.contains("training.async.enable = true: not there yet"), "{notes}");
 }
 
 #[test]
@@ -80,8 +61,6 @@ fn show_gives_every_value_with_its_origin() {
     assert_eq!(shown["training.group_size"]["value"], 8);
     assert_eq!(shown["training.group_size"]["origin"], "train.toml");
     assert_eq!(shown["training.adam_eps"]["origin"], "default");
-    let upstream = shown["proxy.upstream_base_url"]["origin"]
-        .as_str()
-        .expect("text");
+    let upstream = shown["proxy.upstream_base_url"]["origin"].as_str().expect("text");
     assert!(upstream.contains("policy.upstream"), "{upstream}");
 }

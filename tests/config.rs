@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use lego::config::{
-    Config, ConfigError, ConfigPaths, Environment, FileKind, HarnessType, Origin, UpstreamKind,
-    Use, reference_markdown,
+    Config, ConfigError, ConfigPaths, Environment, FileKind, HarnessType, Origin, UpstreamKind, Use,
+    reference_markdown,
 };
 use serde_json::json;
 
@@ -13,10 +13,7 @@ fn root() -> &'static Path {
 }
 
 fn environment(variables: &[(&str, &str)]) -> Environment {
-    variables
-        .iter()
-        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-        .collect()
+    variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
 /// Loads one file with this text.
@@ -24,10 +21,7 @@ fn load(kind: FileKind, text: &str, variables: &[(&str, &str)]) -> Result<Config
     let folder = tempfile::tempdir().expect("temporary folder");
     let path = folder.path().join(kind.file_name());
     std::fs::write(&path, text).expect("written");
-    Config::load(
-        &ConfigPaths::default().with(kind, path),
-        environment(variables),
-    )
+    Config::load(&ConfigPaths::default().with(kind, path), environment(variables))
 }
 
 fn message(kind: FileKind, text: &str) -> String {
@@ -36,11 +30,8 @@ fn message(kind: FileKind, text: &str) -> String {
 
 #[test]
 fn the_three_files_at_the_top_level_are_ready_to_train() {
-    let config =
-        Config::load(&ConfigPaths::in_folder(root()), Environment::default()).expect("valid");
-    config
-        .refuse_unsupported(Use::Train)
-        .expect("nothing is refused");
+    let config = Config::load(&ConfigPaths::in_folder(root()), Environment::default()).expect("valid");
+    config.refuse_unsupported(Use::Train).expect("nothing is refused");
     assert!(config.notes(Use::Train).iter().all(|note| !note.was_set));
     assert!(config.proxy.is_embedded());
     assert_eq!(config.harness.r#type, HarnessType::Mini);
@@ -51,45 +42,21 @@ fn the_three_files_at_the_top_level_are_ready_to_train() {
 fn absent_keys_have_the_documented_defaults() {
     let config = Config::defaults(Environment::default()).expect("valid");
     let (proxy, sandbox, training) = (&config.proxy, &config.sandbox, &config.training);
-    assert_eq!(
-        (proxy.listen_host.as_str(), proxy.listen_port),
-        ("127.0.0.1", 18080)
-    );
+    assert_eq!((proxy.listen_host.as_str(), proxy.listen_port), ("127.0.0.1", 18080));
     assert!(proxy.capture_token_ids && proxy.capture_logprobs && proxy.capture_expert_routing);
     assert!(proxy.history_rewrite_tolerance);
     assert_eq!(proxy.capture_dir, PathBuf::from("./captures"));
     assert_eq!(config.harness.r#type, HarnessType::Openhands);
     assert_eq!(sandbox.max_concurrent, 32);
-    assert_eq!(
-        sandbox.hidden_test_mount,
-        PathBuf::from("/opt/hidden_tests")
-    );
+    assert_eq!(sandbox.hidden_test_mount, PathBuf::from("/opt/hidden_tests"));
     assert!(sandbox.termination_aware_filter);
     assert_eq!(sandbox.cache.cache_ttl_hours, 72);
     assert_eq!(
-        (
-            training.batch_size,
-            training.rollout_batch_size,
-            training.group_size,
-            training.max_turns
-        ),
+        (training.batch_size, training.rollout_batch_size, training.group_size, training.max_turns),
         (64, 256, 8, 30)
     );
-    assert_eq!(
-        (
-            training.learning_rate,
-            training.kl_coef,
-            training.clip_range
-        ),
-        (1e-6, 0.01, 0.2)
-    );
-    assert_eq!(
-        (
-            training.r#async.max_staleness,
-            training.r#async.long_tail_timeout_sec
-        ),
-        (2, 600)
-    );
+    assert_eq!((training.learning_rate, training.kl_coef, training.clip_range), (1e-6, 0.01, 0.2));
+    assert_eq!((training.r#async.max_staleness, training.r#async.long_tail_timeout_sec), (2, 600));
 }
 
 #[test]
@@ -97,16 +64,8 @@ fn files_as_people_publish_them_are_accepted_and_a_run_names_what_it_refuses() {
     let paths = ConfigPaths::in_folder(&root().join("docs/examples/lego-rl"));
     assert!(paths.proxy.is_some() && paths.sandbox.is_some() && paths.train.is_some());
     let config = Config::load(&paths, Environment::default()).expect("accepted");
-    let refusal = config
-        .refuse_unsupported(Use::Train)
-        .expect_err("refused")
-        .to_string();
-    for key in [
-        "harness.type",
-        "sandbox.image",
-        "training.async.enable",
-        "policy.upstream",
-    ] {
+    let refusal = config.refuse_unsupported(Use::Train).expect_err("refused").to_string();
+    for key in ["harness.type", "sandbox.image", "training.async.enable", "policy.upstream"] {
         assert!(refusal.contains(key), "{key} in {refusal}");
     }
 }
@@ -115,67 +74,38 @@ fn files_as_people_publish_them_are_accepted_and_a_run_names_what_it_refuses() {
 fn an_upstream_without_token_ids_is_refused_by_the_trainer_naming_the_key() {
     let text = r#"{"proxy": {"upstream_base_url": "https://api.example.com/v1", "upstream_kind": "openai"}}"#;
     let config = load(FileKind::Proxy, text, &[]).expect("accepted");
-    let refusal = config
-        .refuse_unsupported(Use::Train)
-        .expect_err("refused")
-        .to_string();
-    assert!(
-        refusal.contains("proxy.upstream_kind = \"openai\""),
-        "{refusal}"
-    );
+    let refusal = config.refuse_unsupported(Use::Train).expect_err("refused").to_string();
+    assert!(refusal.contains("proxy.upstream_kind = \"openai\""), "{refusal}");
     assert!(refusal.contains("token ids"), "{refusal}");
-    config
-        .refuse_unsupported(Use::Proxy)
-        .expect("the proxy alone serves it");
+    config.refuse_unsupported(Use::Proxy).expect("the proxy alone serves it");
 }
 
 #[test]
 fn a_misspelt_key_is_an_error_with_its_nearest_name() {
     let text = message(FileKind::Train, "[training]\nlearning_rat = 1e-4\n");
-    assert!(
-        text.contains("train.toml: training.learning_rat: unknown key"),
-        "{text}"
-    );
+    assert!(text.contains("train.toml: training.learning_rat: unknown key"), "{text}");
     assert!(text.contains("Did you mean learning_rate?"), "{text}");
     let text = message(FileKind::Sandbox, "[sandbox]\nkl_coef = 0.1\n");
-    assert!(
-        text.contains("That key is training.kl_coef, in train.toml."),
-        "{text}"
-    );
+    assert!(text.contains("That key is training.kl_coef, in train.toml."), "{text}");
     let text = message(FileKind::Sandbox, "[training]\nkl_coef = 0.1\n");
     assert!(text.contains("belongs in train.toml"), "{text}");
-    let text = message(
-        FileKind::Proxy,
-        r#"{"proxy": {"upstream_api_key": "sk-123"}}"#,
-    );
-    assert!(
-        text.contains("Did you mean upstream_api_key_env?"),
-        "{text}"
-    );
+    let text = message(FileKind::Proxy, r#"{"proxy": {"upstream_api_key": "sk-123"}}"#);
+    assert!(text.contains("Did you mean upstream_api_key_env?"), "{text}");
     assert!(!text.contains("sk-123"), "{text}");
 }
 
 #[test]
 fn a_wrong_type_names_file_key_value_and_remedy() {
     let text = message(FileKind::Train, "[training]\nbatch_size = \"many\"\n");
-    assert!(
-        text.contains("train.toml: training.batch_size = \"many\": expected whole number"),
-        "{text}"
-    );
+    assert!(text.contains("train.toml: training.batch_size = \"many\": expected whole number"), "{text}");
     let text = message(FileKind::Train, "[training]\nbetas = [0.9]\n");
     assert!(text.contains("training.betas"), "{text}");
     let text = message(FileKind::Proxy, r#"{"proxy": {"listen_port": 99999}}"#);
-    assert!(
-        text.contains("proxy.listen_port = 99999: expected whole number, 0 to 65535"),
-        "{text}"
-    );
+    assert!(text.contains("proxy.listen_port = 99999: expected whole number, 0 to 65535"), "{text}");
     let text = message(FileKind::Train, "[training]\nalgorithm = \"grp\"\n");
     assert!(text.contains("Did you mean \"grpo\"?"), "{text}");
     let text = message(FileKind::Train, "[training.async]\nenable = 1\n");
-    assert!(
-        text.contains("training.async.enable = 1: expected `true` or `false`"),
-        "{text}"
-    );
+    assert!(text.contains("training.async.enable = 1: expected `true` or `false`"), "{text}");
     let text = message(FileKind::Train, "training = 3\n");
     assert!(text.contains("training = 3: expected table"), "{text}");
     let text = message(FileKind::Train, "[training]\nlearning_rate = nan\n");
@@ -184,18 +114,9 @@ fn a_wrong_type_names_file_key_value_and_remedy() {
 
 #[test]
 fn batches_that_do_not_divide_each_other_are_refused() {
-    let text = message(
-        FileKind::Train,
-        "[training]\ngroup_size = 8\nbatch_size = 60\n",
-    );
-    assert!(
-        text.contains("training.batch_size = 60: training.group_size = 8 does not divide it"),
-        "{text}"
-    );
-    let text = message(
-        FileKind::Train,
-        "[training]\nbatch_size = 64\nrollout_batch_size = 100\n",
-    );
+    let text = message(FileKind::Train, "[training]\ngroup_size = 8\nbatch_size = 60\n");
+    assert!(text.contains("training.batch_size = 60: training.group_size = 8 does not divide it"), "{text}");
+    let text = message(FileKind::Train, "[training]\nbatch_size = 64\nrollout_batch_size = 100\n");
     assert!(text.contains("training.rollout_batch_size = 100"), "{text}");
     let text = message(FileKind::Train, "[training]\nbatch_size = 0\n");
     assert!(text.contains("training.batch_size = 0"), "{text}");
@@ -207,42 +128,23 @@ fn impossible_values_are_refused_together() {
         FileKind::Train,
         "[training]\nclip_range = 2.0\nlearning_rate = 0.0\nmax_turns = 0\n[training.observability]\ntrace_sample_rate = -1.0\n",
     );
-    for key in [
-        "clip_range = 2.0",
-        "learning_rate = 0.0",
-        "max_turns = 0",
-        "trace_sample_rate = -1.0",
-    ] {
+    for key in ["clip_range = 2.0", "learning_rate = 0.0", "max_turns = 0", "trace_sample_rate = -1.0"] {
         assert!(text.contains(key), "{key} in {text}");
     }
     let text = message(FileKind::Proxy, r#"{"proxy": {"listen_host": "0.0.0.0"}}"#);
     assert!(text.contains("client_token_env"), "{text}");
-    let text = message(
-        FileKind::Proxy,
-        r#"{"proxy": {"upstream_base_url": "localhost:8000"}}"#,
-    );
-    assert!(
-        text.contains("neither embedded nor an http(s) URL"),
-        "{text}"
-    );
+    let text = message(FileKind::Proxy, r#"{"proxy": {"upstream_base_url": "localhost:8000"}}"#);
+    assert!(text.contains("neither embedded nor an http(s) URL"), "{text}");
 }
 
 #[test]
 fn broken_syntax_names_the_place() {
     let text = message(FileKind::Train, "[training]\nbatch_size = = 3\n");
-    assert!(
-        text.contains("train.toml: ") && text.contains("line 2"),
-        "{text}"
-    );
+    assert!(text.contains("train.toml: ") && text.contains("line 2"), "{text}");
     let text = message(FileKind::Proxy, "{\"proxy\": {,}}");
-    assert!(
-        text.contains("proxy_config.json: ") && text.contains("line 1 column 12"),
-        "{text}"
-    );
+    assert!(text.contains("proxy_config.json: ") && text.contains("line 1 column 12"), "{text}");
     let paths = ConfigPaths::default().with(FileKind::Train, PathBuf::from("/nowhere/train.toml"));
-    let text = Config::load(&paths, Environment::default())
-        .expect_err("refused")
-        .to_string();
+    let text = Config::load(&paths, Environment::default()).expect_err("refused").to_string();
     assert!(text.contains("/nowhere/train.toml: cannot read"), "{text}");
 }
 
@@ -250,80 +152,41 @@ fn broken_syntax_names_the_place() {
 fn secrets_come_from_the_environment_and_are_never_shown() {
     let text = r#"{"proxy": {"upstream_base_url": "http://${HOST_PART}:8000", "listen_port": "${PORT}",
         "upstream_api_key_env": "MY_KEY"}}"#;
-    let variables = [
-        ("HOST_PART", "s3cr3t-host"),
-        ("PORT", "1234"),
-        ("MY_KEY", "sk-s3cr3t"),
-    ];
+    let variables = [("HOST_PART", "s3cr3t-host"), ("PORT", "1234"), ("MY_KEY", "sk-s3cr3t")];
     let config = load(FileKind::Proxy, text, &variables).expect("valid");
     assert_eq!(config.proxy.upstream_base_url, "http://s3cr3t-host:8000");
     assert_eq!(config.proxy.listen_port, 1234);
     let key = config.upstream_api_key().expect("set").expect("named");
     assert_eq!(key.expose(), "sk-s3cr3t");
-    let shown = format!(
-        "{:?} {} {key:?}",
-        config.entries(),
-        config.to_resolved_toml()
-    );
+    let shown = format!("{:?} {} {key:?}", config.entries(), config.to_resolved_toml());
     assert!(!shown.contains("s3cr3t"), "{shown}");
     assert!(shown.contains("${HOST_PART}"), "{shown}");
 
-    let refusal = load(FileKind::Proxy, text, &variables[1..])
-        .expect_err("refused")
-        .to_string();
+    let refusal = load(FileKind::Proxy, text, &variables[1..]).expect_err("refused").to_string();
     assert!(
         refusal.contains("proxy.upstream_base_url: environment variable HOST_PART is not set"),
         "{refusal}"
     );
-    let refusal = load(
-        FileKind::Proxy,
-        text,
-        &[("HOST_PART", "h"), ("PORT", "s3cr3t")],
-    );
+    let refusal = load(FileKind::Proxy, text, &[("HOST_PART", "h"), ("PORT", "s3cr3t")]);
     let refusal = refusal.expect_err("refused").to_string();
-    assert!(
-        !refusal.contains("s3cr3t") && refusal.contains("proxy.listen_port"),
-        "{refusal}"
-    );
+    assert!(!refusal.contains("s3cr3t") && refusal.contains("proxy.listen_port"), "{refusal}");
     let config = load(FileKind::Proxy, text, &variables[..2]).expect("valid");
     let refusal = config.upstream_api_key().expect_err("refused").to_string();
-    assert!(
-        refusal.contains("environment variable MY_KEY is not set"),
-        "{refusal}"
-    );
-    let refusal = message(
-        FileKind::Proxy,
-        r#"{"proxy": {"upstream_api_key_env": "sk-s3cr3t"}}"#,
-    );
-    assert!(
-        refusal.contains("upstream_api_key_env") && !refusal.contains("s3cr3t"),
-        "{refusal}"
-    );
-    let refusal = message(
-        FileKind::Proxy,
-        r#"{"proxy": {"upstream_base_url": "http://me:s3cr3t@h/v1"}}"#,
-    );
+    assert!(refusal.contains("environment variable MY_KEY is not set"), "{refusal}");
+    let refusal = message(FileKind::Proxy, r#"{"proxy": {"upstream_api_key_env": "sk-s3cr3t"}}"#);
+    assert!(refusal.contains("upstream_api_key_env") && !refusal.contains("s3cr3t"), "{refusal}");
+    let refusal = message(FileKind::Proxy, r#"{"proxy": {"upstream_base_url": "http://me:s3cr3t@h/v1"}}"#);
     assert!(!refusal.contains("s3cr3t"), "{refusal}");
 }
 
 #[test]
 fn overrides_are_applied_and_their_origin_is_known() {
-    let variables = [
-        ("LEGO_RL_SANDBOX_IMAGE", "img:1"),
-        ("LEGO_RL_LOG_DIR", "/var/log/lego"),
-    ];
-    let text =
-        "[training]\nseed = 5\n[policy]\nupstream = \"vllm\"\nbase_url = \"http://h:1/v1\"\n";
+    let variables = [("LEGO_RL_SANDBOX_IMAGE", "img:1"), ("LEGO_RL_LOG_DIR", "/var/log/lego")];
+    let text = "[training]\nseed = 5\n[policy]\nupstream = \"vllm\"\nbase_url = \"http://h:1/v1\"\n";
     let config = load(FileKind::Train, text, &variables).expect("valid");
     assert_eq!(config.sandbox.image, "img:1");
-    assert_eq!(
-        config.origin("sandbox.image"),
-        Origin::Env("LEGO_RL_SANDBOX_IMAGE".to_owned())
-    );
-    assert_eq!(
-        config.training.observability.log_dir,
-        PathBuf::from("/var/log/lego")
-    );
+    assert_eq!(config.origin("sandbox.image"), Origin::Env("LEGO_RL_SANDBOX_IMAGE".to_owned()));
+    assert_eq!(config.training.observability.log_dir, PathBuf::from("/var/log/lego"));
     assert_eq!(config.proxy.upstream_base_url, "http://h:1/v1");
     assert_eq!(config.proxy.upstream_kind, UpstreamKind::Vllm);
     let origin = config.origin("proxy.upstream_base_url").to_string();
@@ -331,22 +194,11 @@ fn overrides_are_applied_and_their_origin_is_known() {
     assert!(matches!(config.origin("training.seed"), Origin::File(_)));
     assert_eq!(config.origin("training.max_turns"), Origin::Default);
 
-    let config = config
-        .set("training.seed", json!(9), "--seed")
-        .expect("valid");
+    let config = config.set("training.seed", json!(9), "--seed").expect("valid");
     assert_eq!(config.training.seed, 9);
-    assert_eq!(
-        config.origin("training.seed"),
-        Origin::Flag("--seed".to_owned())
-    );
-    let refusal = config
-        .set("training.max_steps", json!(0), "--max-steps")
-        .expect_err("refused")
-        .to_string();
-    assert!(
-        refusal.contains("--max-steps: training.max_steps = 0"),
-        "{refusal}"
-    );
+    assert_eq!(config.origin("training.seed"), Origin::Flag("--seed".to_owned()));
+    let refusal = config.set("training.max_steps", json!(0), "--max-steps").expect_err("refused").to_string();
+    assert!(refusal.contains("--max-steps: training.max_steps = 0"), "{refusal}");
 
     let text = "[policy]\nupstream = \"vllm\"\n";
     let refusal = message(FileKind::Train, text);
@@ -356,38 +208,22 @@ fn overrides_are_applied_and_their_origin_is_known() {
 #[test]
 fn the_resolved_file_gives_the_same_values_back() {
     let folder = tempfile::tempdir().expect("temporary folder");
-    let config =
-        Config::load(&ConfigPaths::in_folder(root()), Environment::default()).expect("valid");
+    let config = Config::load(&ConfigPaths::in_folder(root()), Environment::default()).expect("valid");
     let path = folder.path().join("config.resolved.toml");
     std::fs::write(&path, config.to_resolved_toml()).expect("written");
     let again = Config::load_resolved(&path, Environment::default()).expect("valid");
     assert_eq!(again.to_resolved_toml(), config.to_resolved_toml());
-    assert_eq!(
-        (&again.proxy, &again.harness),
-        (&config.proxy, &config.harness)
-    );
-    assert_eq!(
-        (&again.sandbox, &again.training),
-        (&config.sandbox, &config.training)
-    );
+    assert_eq!((&again.proxy, &again.harness), (&config.proxy, &config.harness));
+    assert_eq!((&again.sandbox, &again.training), (&config.sandbox, &config.training));
     assert_eq!(again.policy, config.policy);
 }
 
 #[test]
 fn the_reference_is_up_to_date() {
-    let committed =
-        std::fs::read_to_string(root().join("docs/configuration.md")).expect("committed");
+    let committed = std::fs::read_to_string(root().join("docs/configuration.md")).expect("committed");
     let generated = reference_markdown().expect("defaults are valid");
-    assert!(
-        committed == generated,
-        "run: cargo run -- config docs > docs/configuration.md"
-    );
-    for key in [
-        "learning_rate",
-        "termination_aware_filter",
-        "commit_wait_ms",
-        "long_tail_timeout_sec",
-    ] {
+    assert!(committed == generated, "run: cargo run -- config docs > docs/configuration.md");
+    for key in ["learning_rate", "termination_aware_filter", "commit_wait_ms", "long_tail_timeout_sec"] {
         assert!(generated.contains(&format!("| `{key}` |")), "{key}");
     }
 }

@@ -101,11 +101,7 @@ fn string_end(text: &str) -> Option<usize> {
 
 /// Rooms named after `crate::`, in paths, `use` lines and `use crate::{…}` lists.
 fn imported_rooms(code: &str) -> Vec<String> {
-    let name = |text: &str| {
-        text.chars()
-            .take_while(|c| c.is_alphanumeric() || *c == '_')
-            .collect::<String>()
-    };
+    let name = |text: &str| text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
     let mut rooms = Vec::new();
     for (position, matched) in code.match_indices("crate::") {
         let is_macro = code[..position].ends_with('$');
@@ -172,8 +168,7 @@ fn files_are_short() {
         .flat_map(rust_files)
         .filter_map(|path| {
             let lines = fs::read_to_string(&path).expect("readable").lines().count();
-            (lines > MAX_LINES)
-                .then(|| format!("{}: {lines} lines, at most {MAX_LINES}", path.display()))
+            (lines > MAX_LINES).then(|| format!("{}: {lines} lines, at most {MAX_LINES}", path.display()))
         })
         .collect();
     assert!(long.is_empty(), "{}", long.join("\n"));
@@ -186,31 +181,21 @@ fn unsafe_stays_in_its_rooms_and_says_why_it_is_sound() {
     for path in rust_files("src") {
         let text = fs::read_to_string(&path).expect("readable");
         let code = code(&text);
-        let uses = code
-            .split(|c: char| !c.is_alphanumeric() && c != '_')
-            .any(|word| word == "unsafe");
+        let uses = code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe");
         if !uses {
             continue;
         }
         match room(&path).as_deref() {
             Some("kernels" | "sandbox") => {}
             Some("model") => model_files.push(path.clone()),
-            _ => wrong.push(format!(
-                "{}: unsafe outside kernels, sandbox and model's mmap",
-                path.display()
-            )),
+            _ => wrong.push(format!("{}: unsafe outside kernels, sandbox and model's mmap", path.display())),
         }
         if !text.contains("SAFETY:") {
-            wrong.push(format!(
-                "{}: unsafe without a SAFETY comment",
-                path.display()
-            ));
+            wrong.push(format!("{}: unsafe without a SAFETY comment", path.display()));
         }
     }
     if model_files.len() > 1 {
-        wrong.push(format!(
-            "more than one file of model is unsafe: {model_files:?}"
-        ));
+        wrong.push(format!("more than one file of model is unsafe: {model_files:?}"));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -218,8 +203,5 @@ fn unsafe_stays_in_its_rooms_and_says_why_it_is_sound() {
 #[test]
 fn the_reader_sees_what_it_should() {
     let source = "use crate::{record::{A, B}, loss};\nuse crate::text::T; // crate::run\nlet s = \"crate::cli\"; $crate::x!(); '\"'; r#\"crate::\"run\"#; crate::model::f()";
-    assert_eq!(
-        imported_rooms(&code(source)),
-        ["record", "loss", "text", "model"]
-    );
+    assert_eq!(imported_rooms(&code(source)), ["record", "loss", "text", "model"]);
 }

@@ -2,8 +2,8 @@
 //! against finite differences, and against what must not change them.
 
 use lego::loss::{
-    AdvantageEstimator, Aggregation, Denominator, KlEstimator, LossError, PolicyLossOptions, Row,
-    TokenStats, advantages, alignment,
+    AdvantageEstimator, Aggregation, Denominator, KlEstimator, LossError, PolicyLossOptions, Row, TokenStats,
+    advantages, alignment,
 };
 use serde_json::Value;
 
@@ -20,38 +20,23 @@ fn matrix(value: &Value) -> Vec<Vec<f64>> {
 }
 
 fn golden() -> Golden {
-    let json: Value =
-        serde_json::from_str(include_str!("golden/losses.json")).expect("golden file parses");
+    let json: Value = serde_json::from_str(include_str!("golden/losses.json")).expect("golden file parses");
     let inputs = &json["inputs"];
-    let mask = matrix(&inputs["mask"])
-        .iter()
-        .map(|row| row.iter().map(|&m| m == 1.0).collect())
-        .collect();
-    let old = matrix(&inputs["old_logp"])
-        .iter()
-        .map(|row| row.iter().map(|&v| Some(v)).collect())
-        .collect();
-    Golden {
-        mask,
-        log_probs: matrix(&inputs["logp"]),
-        old,
-        reference: matrix(&inputs["ref_logp"]),
-        json,
-    }
+    let mask = matrix(&inputs["mask"]).iter().map(|row| row.iter().map(|&m| m == 1.0).collect()).collect();
+    let old = matrix(&inputs["old_logp"]).iter().map(|row| row.iter().map(|&v| Some(v)).collect()).collect();
+    Golden { mask, log_probs: matrix(&inputs["logp"]), old, reference: matrix(&inputs["ref_logp"]), json }
 }
 
 impl Golden {
     fn advantages(&self, estimator: AdvantageEstimator) -> Vec<f64> {
-        let uid: Vec<u64> =
-            serde_json::from_value(self.json["inputs"]["uid"].clone()).expect("uid");
+        let uid: Vec<u64> = serde_json::from_value(self.json["inputs"]["uid"].clone()).expect("uid");
         let rewards: Vec<f64> =
             serde_json::from_value(self.json["inputs"]["rewards"].clone()).expect("rewards");
         advantages(estimator, &uid, &rewards).expect("finite").values
     }
 
     fn denominator(&self, aggregation: Aggregation) -> Denominator {
-        let tokens =
-            self.mask.iter().map(|row| row.iter().filter(|&&m| m).count()).collect::<Vec<_>>();
+        let tokens = self.mask.iter().map(|row| row.iter().filter(|&&m| m).count()).collect::<Vec<_>>();
         Denominator::new(aggregation, tokens).expect("tokens")
     }
 
@@ -99,9 +84,7 @@ fn advantages_equal_the_libraries() {
     ] {
         let expected: Vec<f64> =
             serde_json::from_value(golden.json["advantages"][name].clone()).expect("numbers");
-        for (i, (found, expected)) in
-            golden.advantages(estimator).into_iter().zip(expected).enumerate()
-        {
+        for (i, (found, expected)) in golden.advantages(estimator).into_iter().zip(expected).enumerate() {
             assert_near(found, expected, &format!("{name}[{i}]"));
         }
     }
@@ -110,9 +93,7 @@ fn advantages_equal_the_libraries() {
 #[test]
 fn kl_estimates_equal_the_libraries() {
     let golden = golden();
-    for (estimator, name) in
-        [(KlEstimator::K1, "k1"), (KlEstimator::K2, "k2"), (KlEstimator::K3, "k3")]
-    {
+    for (estimator, name) in [(KlEstimator::K1, "k1"), (KlEstimator::K2, "k2"), (KlEstimator::K3, "k3")] {
         let expected = matrix(&golden.json["kl"][name]);
         let (mut sum, mut count) = (0.0, 0.0);
         for (i, mask) in golden.mask.iter().enumerate() {
@@ -137,19 +118,9 @@ fn losses_and_gradients_equal_the_libraries() {
     let episode_sum = Aggregation::EpisodeSum { length: 8.0 };
     let cases = [
         ("grpo", symmetric, Aggregation::EpisodeMean, verl),
-        (
-            "grpo_k3_0.04",
-            PolicyLossOptions { kl_coef: 0.04, ..symmetric },
-            Aggregation::EpisodeMean,
-            verl,
-        ),
+        ("grpo_k3_0.04", PolicyLossOptions { kl_coef: 0.04, ..symmetric }, Aggregation::EpisodeMean, verl),
         ("dapo", higher, Aggregation::TokenMean, verl),
-        (
-            "dapo_dual3",
-            PolicyLossOptions { dual_clip: Some(3.0), ..higher },
-            Aggregation::TokenMean,
-            verl,
-        ),
+        ("dapo_dual3", PolicyLossOptions { dual_clip: Some(3.0), ..higher }, Aggregation::TokenMean, verl),
         ("dr_grpo", symmetric, episode_sum, AdvantageEstimator::MeanOnly),
     ];
     for (name, options, aggregation, estimator) in cases {
@@ -173,15 +144,12 @@ fn losses_and_gradients_equal_the_libraries() {
 fn gradients_equal_finite_differences() {
     let mut golden = golden();
     for kl in [KlEstimator::K1, KlEstimator::K2, KlEstimator::K3] {
-        let options =
-            PolicyLossOptions { kl_coef: 0.3, kl, dual_clip: Some(3.0), ..Default::default() };
-        let run = |g: &Golden| {
-            g.loss(&options, Aggregation::EpisodeMean, AdvantageEstimator::GrpoTrl)
-        };
+        let options = PolicyLossOptions { kl_coef: 0.3, kl, dual_clip: Some(3.0), ..Default::default() };
+        let run = |g: &Golden| g.loss(&options, Aggregation::EpisodeMean, AdvantageEstimator::GrpoTrl);
         let (_, gradients, _) = run(&golden);
         let step = 1e-6;
-        for i in 0..golden.mask.len() {
-            for t in 0..golden.mask[i].len() {
+        for (i, row) in gradients.iter().enumerate() {
+            for (t, &gradient) in row.iter().enumerate() {
                 let original = golden.log_probs[i][t];
                 golden.log_probs[i][t] = original + step;
                 let above = run(&golden).0;
@@ -189,11 +157,7 @@ fn gradients_equal_finite_differences() {
                 let below = run(&golden).0;
                 golden.log_probs[i][t] = original;
                 let numeric = (above - below) / (2.0 * step);
-                assert!(
-                    (numeric - gradients[i][t]).abs() < 1e-8,
-                    "{kl:?} [{i}][{t}]: {numeric} against {}",
-                    gradients[i][t]
-                );
+                assert!((numeric - gradient).abs() < 1e-8, "{kl:?} [{i}][{t}]: {numeric} against {gradient}");
             }
         }
     }
@@ -202,8 +166,7 @@ fn gradients_equal_finite_differences() {
 #[test]
 fn masked_positions_are_never_read() {
     let clean = golden();
-    let options =
-        PolicyLossOptions { kl_coef: 0.04, dual_clip: Some(3.0), ..Default::default() };
+    let options = PolicyLossOptions { kl_coef: 0.04, dual_clip: Some(3.0), ..Default::default() };
     let run = |g: &Golden| g.loss(&options, Aggregation::TokenMean, AdvantageEstimator::GrpoTrl);
     let expected = run(&clean);
     let mut dirty = golden();
@@ -284,12 +247,9 @@ fn groups_are_named_by_id_whatever_the_order() {
         assert!(sum.abs() < 1e-12);
     }
     let order = [6, 2, 5, 0, 4, 1, 3];
-    let shuffled = advantages(
-        AdvantageEstimator::GrpoTrl,
-        &order.map(|i| groups[i]),
-        &order.map(|i| rewards[i]),
-    )
-    .expect("finite");
+    let shuffled =
+        advantages(AdvantageEstimator::GrpoTrl, &order.map(|i| groups[i]), &order.map(|i| rewards[i]))
+            .expect("finite");
     for (place, &i) in order.iter().enumerate() {
         assert_eq!(shuffled.values[place].to_bits(), result.values[i].to_bits());
     }

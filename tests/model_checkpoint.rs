@@ -29,27 +29,17 @@ type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 fn tensors(model: &Model) -> Tensors {
     let parameters = model.parameters();
     let bytes = |range: std::ops::Range<usize>| {
-        parameters.flat()[range]
-            .iter()
-            .flat_map(|x| x.to_le_bytes())
-            .collect()
+        parameters.flat()[range].iter().flat_map(|x| x.to_le_bytes()).collect()
     };
-    let entry = |t: &lego::model::Tensor| {
-        (
-            t.name.clone(),
-            (Dtype::F32, t.shape.clone(), bytes(t.range.clone())),
-        )
-    };
+    let entry =
+        |t: &lego::model::Tensor| (t.name.clone(), (Dtype::F32, t.shape.clone(), bytes(t.range.clone())));
     parameters.tensors().iter().map(entry).collect()
 }
 
 fn write(dir: &Path, config: &Value, tensors: &Tensors) {
     std::fs::write(dir.join("config.json"), config.to_string()).expect("written");
     let views = tensors.iter().map(|(name, (dtype, shape, data))| {
-        (
-            name.as_str(),
-            TensorView::new(*dtype, shape.clone(), data).expect("a tensor"),
-        )
+        (name.as_str(), TensorView::new(*dtype, shape.clone(), data).expect("a tensor"))
     });
     let bytes = serialize(views, None).expect("serialised");
     std::fs::write(dir.join("model.safetensors"), bytes).expect("written");
@@ -77,10 +67,8 @@ fn save_then_load_gives_the_same_model_and_keeps_unknown_keys() {
         let model = tiny(tied);
         let mut config = model.config().to_json();
         config["a_key_of_tomorrow"] = json!({"x": [1, 2]});
-        let (first, second) = (
-            tempfile::tempdir().expect("a folder"),
-            tempfile::tempdir().expect("a folder"),
-        );
+        let (first, second) =
+            (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
         write(first.path(), &config, &tensors(&model));
         let loaded = Model::load(first.path()).expect("valid");
         loaded.save(second.path()).expect("saved");
@@ -89,13 +77,7 @@ fn save_then_load_gives_the_same_model_and_keeps_unknown_keys() {
         assert_eq!(again.config().to_json(), config);
         let names: Vec<String> = std::fs::read_dir(second.path())
             .expect("a folder")
-            .map(|entry| {
-                entry
-                    .expect("an entry")
-                    .file_name()
-                    .into_string()
-                    .expect("UTF-8")
-            })
+            .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
             .collect();
         assert_eq!(names.len(), 2, "{names:?}");
     }
@@ -106,11 +88,7 @@ fn half_precision_checkpoints_are_widened_exactly() {
     let model = tiny(true);
     for dtype in [Dtype::BF16, Dtype::F16] {
         // 1.5 and -0.25 are the same number in every format.
-        let pattern = if dtype == Dtype::BF16 {
-            [0x3fc0u16, 0xbe80]
-        } else {
-            [0x3e00, 0xb400]
-        };
+        let pattern = if dtype == Dtype::BF16 { [0x3fc0u16, 0xbe80] } else { [0x3e00, 0xb400] };
         let narrow = tensors(&model)
             .into_iter()
             .map(|(name, (_, shape, data))| {
@@ -152,21 +130,14 @@ fn a_broken_checkpoint_is_refused_by_name() {
     assert_names(&error, &[name, "not finite", "index 0"]);
 
     let dir = tempfile::tempdir().expect("a folder");
-    write(
-        dir.path(),
-        &tiny(true).config().to_json(),
-        &tensors(&tiny(true)),
-    );
+    write(dir.path(), &tiny(true).config().to_json(), &tensors(&tiny(true)));
     let path = dir.path().join("model.safetensors");
     let bytes = std::fs::read(&path).expect("there");
     std::fs::write(&path, &bytes[..bytes.len() - 1]).expect("written");
     let error = Model::load(dir.path()).expect_err("cut short").to_string();
     assert_names(&error, &["model.safetensors", "safetensors"]);
     std::fs::remove_file(&path).expect("removed");
-    assert!(matches!(
-        Model::load(dir.path()),
-        Err(ModelError::Read { .. })
-    ));
+    assert!(matches!(Model::load(dir.path()), Err(ModelError::Read { .. })));
 }
 
 #[test]
@@ -177,15 +148,9 @@ fn a_config_that_asks_for_other_math_is_refused_by_key() {
         ("attention_bias", json!(true)),
         ("use_sliding_window", json!(true)),
         ("quantization_config", json!({"bits": 4})),
-        (
-            "layer_types",
-            json!(["full_attention", "sliding_attention"]),
-        ),
+        ("layer_types", json!(["full_attention", "sliding_attention"])),
         ("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0})),
-        (
-            "rope_parameters",
-            json!({"rope_type": "llama3", "rope_theta": 1e4}),
-        ),
+        ("rope_parameters", json!({"rope_type": "llama3", "rope_theta": 1e4})),
         ("hidden_size", json!("many")),
         ("num_key_value_heads", json!(0)),
     ] {
@@ -204,46 +169,22 @@ fn bad_requests_are_errors_and_change_nothing() {
     let pool = Pool::serial();
     let refused = |sequence: &[u32]| model.log_probs(&pool, &[sequence], 1.0).expect_err("bad");
     assert!(matches!(refused(&[]), ModelError::EmptySequence));
-    assert!(matches!(
-        refused(&[40]),
-        ModelError::TokenOutOfRange { token: 40, .. }
-    ));
-    assert!(matches!(
-        refused(&[0; 65]),
-        ModelError::PositionOutOfRange { position: 64, .. }
-    ));
+    assert!(matches!(refused(&[40]), ModelError::TokenOutOfRange { token: 40, .. }));
+    assert!(matches!(refused(&[0; 65]), ModelError::PositionOutOfRange { position: 64, .. }));
     assert!(model.forward(&pool, &[&[1, 2]], 0.0).is_err());
 
     let mut cache = KvCache::new(model.config(), 1, 4);
     let mut step = |slot, position, token| {
-        let row = Row {
-            slot,
-            position,
-            token,
-        };
-        model
-            .step(&pool, &mut cache, &[row], &[true])
-            .map(|logits| logits.rows())
+        let row = Row { slot, position, token };
+        model.step(&pool, &mut cache, &[row], &[true]).map(|logits| logits.rows())
     };
-    assert!(matches!(
-        step(1, 0, 0),
-        Err(ModelError::Slot { slot: 1, slots: 1 })
-    ));
-    assert!(matches!(
-        step(0, 1, 0),
-        Err(ModelError::Position { held: 0, .. })
-    ));
-    assert!(matches!(
-        step(0, 0, 99),
-        Err(ModelError::TokenOutOfRange { .. })
-    ));
+    assert!(matches!(step(1, 0, 0), Err(ModelError::Slot { slot: 1, slots: 1 })));
+    assert!(matches!(step(0, 1, 0), Err(ModelError::Position { held: 0, .. })));
+    assert!(matches!(step(0, 0, 99), Err(ModelError::TokenOutOfRange { .. })));
     for position in 0..4 {
         assert_eq!(step(0, position, 7).expect("fits"), 1);
     }
-    assert!(matches!(
-        step(0, 4, 7),
-        Err(ModelError::CacheFull { capacity: 4, .. })
-    ));
+    assert!(matches!(step(0, 4, 7), Err(ModelError::CacheFull { capacity: 4, .. })));
 }
 
 #[test]
@@ -259,13 +200,7 @@ fn initial_weights_depend_on_the_seed_alone() {
     };
     let near = |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 0.2, "{found}");
     near(deviation(&first, "model.embed_tokens.weight"), 0.02);
-    near(
-        deviation(&first, "model.layers.0.mlp.gate_proj.weight"),
-        0.25,
-    );
-    near(
-        deviation(&first, "model.layers.0.self_attn.o_proj.weight"),
-        0.125,
-    );
+    near(deviation(&first, "model.layers.0.mlp.gate_proj.weight"), 0.25);
+    near(deviation(&first, "model.layers.0.self_attn.o_proj.weight"), 0.125);
     assert_eq!(deviation(&first, "model.norm.weight"), 1.0);
 }

@@ -54,9 +54,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 fn sequences(random: &mut Random, model: &Model) -> Vec<Vec<u32>> {
     let vocab = model.config().vocab_size;
-    [1, 70, 2, 57, 64, 65, 31]
-        .map(|len| random.tokens(len, vocab))
-        .to_vec()
+    [1, 70, 2, 57, 64, 65, 31].map(|len| random.tokens(len, vocab)).to_vec()
 }
 
 fn slices(sequences: &[Vec<u32>]) -> Vec<&[u32]> {
@@ -69,30 +67,21 @@ fn decode_prefill_replay_and_training_agree_to_the_bit() {
     for tied in [true, false] {
         let model = odd_model(tied);
         let sequences = sequences(&mut random, &model);
-        let pass = model
-            .forward(&Pool::serial(), &slices(&sequences), 1.0)
-            .expect("valid");
-        let expected: Vec<Vec<u32>> = (0..sequences.len())
-            .map(|sequence| bits(pass.log_probs(sequence)))
-            .collect();
+        let pass = model.forward(&Pool::serial(), &slices(&sequences), 1.0).expect("valid");
+        let expected: Vec<Vec<u32>> =
+            (0..sequences.len()).map(|sequence| bits(pass.log_probs(sequence))).collect();
         for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
             if !isa.select() {
                 continue;
             }
             for pool in &pools(isa) {
-                let replay = model
-                    .log_probs(pool, &slices(&sequences), 1.0)
-                    .expect("valid");
+                let replay = model.log_probs(pool, &slices(&sequences), 1.0).expect("valid");
                 for (replay, expected) in replay.iter().zip(&expected) {
                     assert_eq!(&bits(replay), expected, "replay {isa:?}");
                 }
                 let found = stepped(&model, pool, &sequences, &mut random);
                 for (sequence, expected) in expected.iter().enumerate() {
-                    assert_eq!(
-                        &bits(&found[sequence]),
-                        expected,
-                        "steps {isa:?} {sequence}"
-                    );
+                    assert_eq!(&bits(&found[sequence]), expected, "steps {isa:?} {sequence}");
                 }
             }
         }
@@ -101,12 +90,7 @@ fn decode_prefill_replay_and_training_agree_to_the_bit() {
 
 /// Log-probs from steps that mix prefill chunks of random length and single rows of all sequences, half of
 /// each sequence taken over from another slot.
-fn stepped(
-    model: &Model,
-    pool: &Pool,
-    sequences: &[Vec<u32>],
-    random: &mut Random,
-) -> Vec<Vec<f32>> {
+fn stepped(model: &Model, pool: &Pool, sequences: &[Vec<u32>], random: &mut Random) -> Vec<Vec<f32>> {
     let count = sequences.len();
     let mut cache = KvCache::new(model.config(), count + 1, 140);
     let mut found: Vec<Vec<f32>> = vec![Vec::new(); count];
@@ -123,18 +107,12 @@ fn stepped(
             }
             let longest = [0, 1, 1, 5, 70][random.below(5)];
             for (position, &token) in sequence.iter().enumerate().skip(start).take(longest) {
-                rows.push(Row {
-                    slot,
-                    position,
-                    token,
-                });
+                rows.push(Row { slot, position, token });
                 owners.push(slot);
             }
         }
         let want = vec![true; rows.len()];
-        let logits = model
-            .step(pool, &mut cache, &rows, &want)
-            .expect("valid rows");
+        let logits = model.step(pool, &mut cache, &rows, &want).expect("valid rows");
         for (at, (row, &owner)) in rows.iter().zip(&owners).enumerate() {
             if let Some(&next) = sequences[owner].get(row.position + 1) {
                 found[owner].push(log_prob(logits.row(at), next as usize));
@@ -152,21 +130,13 @@ fn gradients_do_not_depend_on_threads_split_or_instruction_set() {
         let sequences = sequences(&mut random, &model);
         let grads: Vec<Vec<f32>> = sequences
             .iter()
-            .map(|tokens| {
-                (1..tokens.len())
-                    .map(|_| [0.0, 0.5, -0.25][random.below(3)])
-                    .collect()
-            })
+            .map(|tokens| (1..tokens.len()).map(|_| [0.0, 0.5, -0.25][random.below(3)]).collect())
             .collect();
         let gradient = |pool: &Pool, batches: &[std::ops::Range<usize>]| {
             let mut gradients = model.gradients();
             for batch in batches {
-                let pass = model
-                    .forward(pool, &slices(&sequences[batch.clone()]), 0.8)
-                    .expect("ok");
-                model
-                    .backward(pool, pass, &grads[batch.clone()], &mut gradients)
-                    .expect("ok");
+                let pass = model.forward(pool, &slices(&sequences[batch.clone()]), 0.8).expect("ok");
+                model.backward(pool, pass, &grads[batch.clone()], &mut gradients).expect("ok");
             }
             bits(gradients.total())
         };
@@ -178,11 +148,7 @@ fn gradients_do_not_depend_on_threads_split_or_instruction_set() {
             }
             for pool in pools(isa) {
                 for split in [whole.clone(), vec![0..1, 1..4, 4..7]] {
-                    assert_eq!(
-                        gradient(&pool, &split),
-                        expected,
-                        "{isa:?} {pool:?} {split:?}"
-                    );
+                    assert_eq!(gradient(&pool, &split), expected, "{isa:?} {pool:?} {split:?}");
                 }
             }
         }
@@ -201,40 +167,22 @@ fn gradients_agree_with_finite_differences() {
         let sequences = [random.tokens(40, vocab), random.tokens(75, vocab)];
         let weights: Vec<Vec<f32>> = sequences
             .iter()
-            .map(|tokens| {
-                (1..tokens.len())
-                    .map(|_| random.below(9) as f32 / 4.0 - 1.0)
-                    .collect()
-            })
+            .map(|tokens| (1..tokens.len()).map(|_| random.below(9) as f32 / 4.0 - 1.0).collect())
             .collect();
         let loss = |model: &Model| -> f64 {
-            let log_probs = model
-                .log_probs(&pool, &slices(&sequences), temperature)
-                .expect("ok");
+            let log_probs = model.log_probs(&pool, &slices(&sequences), temperature).expect("ok");
             let pairs = log_probs.iter().flatten().zip(weights.iter().flatten());
-            pairs
-                .map(|(&x, &weight)| f64::from(x) * f64::from(weight))
-                .sum()
+            pairs.map(|(&x, &weight)| f64::from(x) * f64::from(weight)).sum()
         };
-        let pass = model
-            .forward(&pool, &slices(&sequences), temperature)
-            .expect("ok");
+        let pass = model.forward(&pool, &slices(&sequences), temperature).expect("ok");
         let mut gradients = model.gradients();
-        model
-            .backward(&pool, pass, &weights, &mut gradients)
-            .expect("ok");
+        model.backward(&pool, pass, &weights, &mut gradients).expect("ok");
         let flat = gradients.total();
         for tensor in model.parameters().tensors() {
             let direction: Vec<f32> = tensor
                 .range
                 .clone()
-                .map(|at| {
-                    if random.below(2) == 0 {
-                        flat[at].signum()
-                    } else {
-                        0.0
-                    }
-                })
+                .map(|at| if random.below(2) == 0 { flat[at].signum() } else { 0.0 })
                 .collect();
             let expected: f64 = direction
                 .iter()
@@ -251,11 +199,7 @@ fn gradients_agree_with_finite_differences() {
             let step = 1e-3 / (direction.len() as f32).sqrt();
             let found = (moved(step) - moved(-step)) / (2.0 * f64::from(step));
             let difference = (found - expected).abs();
-            assert!(
-                difference < 2e-2 * expected.abs(),
-                "{}: {found} {expected}",
-                tensor.name
-            );
+            assert!(difference < 2e-2 * expected.abs(), "{}: {found} {expected}", tensor.name);
         }
     }
 }

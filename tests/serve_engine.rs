@@ -71,7 +71,8 @@ fn bits(tokens: &[SampledToken]) -> Vec<(u32, u32)> {
 fn requests() -> Vec<GenerateRequest> {
     (0..17u32)
         .map(|index| {
-            let mut request = request(prompt(5 + 9 * index as usize % 60, 20, index % 3), u64::from(index), 24);
+            let mut request =
+                request(prompt(5 + 9 * index as usize % 60, 20, index % 3), u64::from(index), 24);
             request.sampling.temperature = [1.0, 0.7, 0.0, 1.5][index as usize % 4];
             request.sampling.top_p = [1.0, 0.9][index as usize % 2];
             request.sampling.top_k = [0, 0, 40][index as usize % 3];
@@ -85,9 +86,12 @@ fn a_request_gives_the_same_alone_and_amid_others() {
     let requests = requests();
     let alone: Vec<_> = requests
         .iter()
-        .map(|one| bits(&run(&engine(|options| (options.threads, options.reuse_prefixes) = (1, false)), one.clone())))
+        .map(|one| {
+            bits(&run(&engine(|options| (options.threads, options.reuse_prefixes) = (1, false)), one.clone()))
+        })
         .collect();
-    for (threads, chunk, reuse_prefixes, max_batch) in [(2, 512, true, 12), (1, 7, true, 3), (2, 1, false, 5)] {
+    for (threads, chunk, reuse_prefixes, max_batch) in [(2, 512, true, 12), (1, 7, true, 3), (2, 1, false, 5)]
+    {
         let engine = engine(|options| {
             (options.threads, options.prefill_chunk) = (threads, chunk);
             (options.reuse_prefixes, options.max_batch) = (reuse_prefixes, max_batch);
@@ -105,7 +109,9 @@ fn a_request_gives_the_same_alone_and_amid_others() {
 
 #[test]
 fn log_probs_are_those_of_replay() {
-    for (temperature, mode) in [(1.0, LogprobsMode::Raw), (0.5, LogprobsMode::Raw), (0.5, LogprobsMode::Processed)] {
+    for (temperature, mode) in
+        [(1.0, LogprobsMode::Raw), (0.5, LogprobsMode::Raw), (0.5, LogprobsMode::Processed)]
+    {
         let engine = engine(|options| options.logprobs_mode = mode);
         let mut request = request(prompt(33, 33, 0), 5, 40);
         request.sampling.temperature = temperature;
@@ -141,9 +147,8 @@ fn a_next_turn_reads_only_what_is_new() {
 #[test]
 fn a_group_of_the_same_prompt_reads_it_once() {
     let engine = engine(|options| options.prefill_chunk = 16);
-    let receivers: Vec<_> = (0..8)
-        .map(|seed| engine.submit(request(prompt(100, 100, 0), seed, 4)).expect("accepted"))
-        .collect();
+    let receivers: Vec<_> =
+        (0..8).map(|seed| engine.submit(request(prompt(100, 100, 0), seed, 4)).expect("accepted")).collect();
     let all: Vec<_> = receivers.into_iter().map(|receiver| collect(receiver).0).collect();
     assert!(all.windows(2).any(|pair| pair[0] != pair[1]), "seeds differ");
     // Each reads at least the last token of its prompt, and at most what was not worth waiting for.
@@ -210,11 +215,9 @@ fn publications_take_their_place_in_the_queue() {
     let mut new = (*old).clone();
     new.update(|weights| weights.iter_mut().for_each(|weight| *weight *= 1.01));
     let new = Arc::new(new);
-    let engine = Engine::start(
-        old.clone(),
-        EngineOptions { first_version: PolicyVersion(4), ..options(&old) },
-    )
-    .expect("starts");
+    let engine =
+        Engine::start(old.clone(), EngineOptions { first_version: PolicyVersion(4), ..options(&old) })
+            .expect("starts");
     let before: Vec<_> =
         (0..10).map(|seed| engine.submit(request(prompt(40, 40, 0), seed, 20)).expect("accepted")).collect();
     assert_eq!(engine.version(), PolicyVersion(4));

@@ -11,24 +11,18 @@ fn folder() -> PathBuf {
 }
 
 fn load() -> (Tokenizer, ChatTemplate) {
-    (
-        Tokenizer::load(&folder()).expect("tokenizer"),
-        ChatTemplate::load(&folder()).expect("template"),
-    )
+    (Tokenizer::load(&folder()).expect("tokenizer"), ChatTemplate::load(&folder()).expect("template"))
 }
 
 #[test]
 fn templates_render_as_transformers_does() {
     let path = folder().join("rendered_by_transformers.json");
-    let golden: Value =
-        serde_json::from_slice(&std::fs::read(path).expect("fixture")).expect("JSON");
+    let golden: Value = serde_json::from_slice(&std::fs::read(path).expect("fixture")).expect("JSON");
     let cases = golden["cases"].as_array().expect("cases");
     assert!(cases.len() >= 90);
     for case in cases {
         let context = case["ctx"].as_object().expect("context");
-        let source = golden["templates"][case["tpl"].as_str().expect("name")]
-            .as_str()
-            .expect("source");
+        let source = golden["templates"][case["tpl"].as_str().expect("name")].as_str().expect("source");
         let mut kwargs = context.clone();
         let messages = kwargs.remove("messages").expect("messages");
         let tools = kwargs.remove("tools").unwrap_or_default();
@@ -46,10 +40,7 @@ fn templates_render_as_transformers_does() {
             }
             (Err(_), None) => {}
             (result, expected) => {
-                panic!(
-                    "{} {}: {result:?} instead of {expected:?}",
-                    case["tpl"], case["case"]
-                )
+                panic!("{} {}: {result:?} instead of {expected:?}", case["tpl"], case["case"])
             }
         }
     }
@@ -62,9 +53,7 @@ fn a_decoder_gives_back_what_was_encoded() {
     let ids = tokenizer.encode(text).expect("encodes");
     assert!(ids.len() < text.len());
     assert_eq!(tokenizer.decode(&ids, true), text);
-    let ids = tokenizer
-        .encode("a<|im_end|>b<tool_call>")
-        .expect("encodes");
+    let ids = tokenizer.encode("a<|im_end|>b<tool_call>").expect("encodes");
     assert_eq!(ids, [97, 258, 98, 259]);
     assert_eq!(tokenizer.decode(&ids, false), "a<|im_end|>b<tool_call>");
     assert_eq!(tokenizer.decode(&ids, true), "ab<tool_call>");
@@ -74,12 +63,7 @@ fn a_decoder_gives_back_what_was_encoded() {
 
 fn encode(messages: &[Value], tools: Option<&[Value]>) -> Vec<u32> {
     let (tokenizer, template) = load();
-    let input = ChatInput {
-        messages,
-        tools,
-        add_generation_prompt: true,
-        template_kwargs: None,
-    };
+    let input = ChatInput { messages, tools, add_generation_prompt: true, template_kwargs: None };
     encode_chat(&tokenizer, &template, &input).expect("encodes")
 }
 
@@ -152,8 +136,7 @@ fn sampled_arguments_come_back_as_the_same_ids() {
         ],
         None,
     );
-    let sampled =
-        format!("ok\n<tool_call>\n{{\"name\": \"run\", \"arguments\": {arguments}}}\n</tool_call>");
+    let sampled = format!("ok\n<tool_call>\n{{\"name\": \"run\", \"arguments\": {arguments}}}\n</tool_call>");
     let mut expected = prompt;
     expected.extend(tokenizer.encode(&sampled).expect("encodes"));
     expected.push(258);
@@ -169,10 +152,7 @@ fn messages_that_cannot_be_rendered_are_refused_by_name() {
     for (message, expected) in [
         (json!({"content": "x"}), "messages[0] has no role"),
         (json!("x"), "messages[0] is not an object"),
-        (
-            json!({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}),
-            "image_url",
-        ),
+        (json!({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}), "image_url"),
         (json!({"role": "user", "content": 5}), "messages[0].content"),
     ] {
         let messages = [message];
@@ -182,9 +162,7 @@ fn messages_that_cannot_be_rendered_are_refused_by_name() {
             add_generation_prompt: true,
             template_kwargs: None,
         };
-        let error = encode_chat(&tokenizer, &template, &input)
-            .expect_err("refused")
-            .to_string();
+        let error = encode_chat(&tokenizer, &template, &input).expect_err("refused").to_string();
         assert!(error.contains(expected), "{error}");
     }
 }
@@ -192,22 +170,13 @@ fn messages_that_cannot_be_rendered_are_refused_by_name() {
 #[test]
 fn broken_folders_are_named() {
     let dir = tempfile::tempdir().expect("folder");
-    let error = Tokenizer::load(dir.path())
-        .expect_err("nothing there")
-        .to_string();
+    let error = Tokenizer::load(dir.path()).expect_err("nothing there").to_string();
     assert!(error.contains("tokenizer.json"), "{error}");
-    let error = ChatTemplate::load(dir.path())
-        .expect_err("nothing there")
-        .to_string();
+    let error = ChatTemplate::load(dir.path()).expect_err("nothing there").to_string();
     assert!(error.contains("chat_template.jinja"), "{error}");
-    std::fs::write(
-        dir.path().join("tokenizer.json"),
-        r#"{"decoder": {"type": "Metaspace"}}"#,
-    )
-    .expect("writes");
-    let error = Tokenizer::load(dir.path())
-        .expect_err("not byte-level")
-        .to_string();
+    std::fs::write(dir.path().join("tokenizer.json"), r#"{"decoder": {"type": "Metaspace"}}"#)
+        .expect("writes");
+    let error = Tokenizer::load(dir.path()).expect_err("not byte-level").to_string();
     assert!(error.contains("Metaspace"), "{error}");
 }
 

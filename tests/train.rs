@@ -74,11 +74,7 @@ fn episodes(model: &Model, pool: &Pool) -> Vec<Episode> {
 }
 
 /// Weights and metrics after two versions of two optimizer steps each.
-fn train(
-    threads: usize,
-    max_microbatch_tokens: usize,
-    is_reversed: bool,
-) -> (Vec<f32>, Vec<StepMetrics>) {
+fn train(threads: usize, max_microbatch_tokens: usize, is_reversed: bool) -> (Vec<f32>, Vec<StepMetrics>) {
     let model = tiny_model();
     let pool = Pool::new(threads);
     let mut episodes = episodes(&model, &pool);
@@ -86,13 +82,10 @@ fn train(
         episodes.reverse();
     }
     let options = LearnerOptions { max_microbatch_tokens, ..options() };
-    let mut learner =
-        Learner::new(model.clone(), Some(model), options, pool).expect("valid options");
+    let mut learner = Learner::new(model.clone(), Some(model), options, pool).expect("valid options");
     let mut metrics = Vec::new();
     for version in 0..2 {
-        metrics.extend(
-            learner.train_version(&episodes, 2, PolicyVersion(version)).expect("finite numbers"),
-        );
+        metrics.extend(learner.train_version(&episodes, 2, PolicyVersion(version)).expect("finite numbers"));
     }
     (learner.model().parameters().flat().to_vec(), metrics)
 }
@@ -138,11 +131,8 @@ fn rewarded_tokens_become_likely() {
     };
     let mut learner = Learner::new(model, None, options, pool).expect("valid options");
     let probability = |learner: &Learner, sample: &Sample| {
-        let log_probs = learner
-            .model()
-            .log_probs(&Pool::new(1), &[&sample.token_ids], 1.0)
-            .expect("valid ids")
-            .remove(0);
+        let log_probs =
+            learner.model().log_probs(&Pool::new(1), &[&sample.token_ids], 1.0).expect("valid ids").remove(0);
         (1..sample.token_ids.len())
             .filter(|&i| sample.loss_mask[i])
             .map(|i| f64::from(log_probs[i - 1]).exp())
@@ -156,16 +146,10 @@ fn rewarded_tokens_become_likely() {
             episode_id: EpisodeId(id),
             group_id: GroupId(0),
             reward,
-            samples: vec![sample(
-                learner.model(),
-                &Pool::new(1),
-                sample_ids.token_ids.clone(),
-                version,
-            )],
+            samples: vec![sample(learner.model(), &Pool::new(1), sample_ids.token_ids.clone(), version)],
         };
         let batch = [episode(0, 1.0, &good), episode(1, 0.0, &bad)];
-        let metrics =
-            learner.train_version(&batch, 1, PolicyVersion(version)).expect("finite numbers");
+        let metrics = learner.train_version(&batch, 1, PolicyVersion(version)).expect("finite numbers");
         assert_eq!(metrics[0].max_logprob_diff, Some(0.0));
         assert_eq!(metrics[0].clip_fraction, 0.0);
     }
@@ -182,15 +166,9 @@ fn a_batch_without_spread_changes_nothing() {
         episode.reward = 0.0;
     }
     for degenerate_groups in [DegenerateGroups::Keep, DegenerateGroups::Drop] {
-        let options = LearnerOptions {
-            loss: PolicyLossOptions::default(),
-            degenerate_groups,
-            ..options()
-        };
-        let mut learner =
-            Learner::new(model.clone(), None, options, Pool::new(1)).expect("valid options");
-        let metrics =
-            learner.train_version(&episodes, 1, PolicyVersion(0)).expect("a step without effect");
+        let options = LearnerOptions { loss: PolicyLossOptions::default(), degenerate_groups, ..options() };
+        let mut learner = Learner::new(model.clone(), None, options, Pool::new(1)).expect("valid options");
+        let metrics = learner.train_version(&episodes, 1, PolicyVersion(0)).expect("a step without effect");
         assert_eq!((metrics[0].grad_norm, metrics[0].loss), (None, 0.0));
         assert_eq!(metrics[0].degenerate_group_ratio, 1.0);
         assert_eq!(metrics[0].all_failed_group_ratio, 1.0);
@@ -212,8 +190,7 @@ fn dropped_groups_leave_the_denominator() {
             degenerate_groups,
             ..options()
         };
-        let mut learner =
-            Learner::new(model.clone(), None, options, Pool::new(1)).expect("valid options");
+        let mut learner = Learner::new(model.clone(), None, options, Pool::new(1)).expect("valid options");
         learner.train_version(&episodes, 1, PolicyVersion(0)).expect("finite").remove(0)
     };
     let (kept, dropped) = (step(DegenerateGroups::Keep), step(DegenerateGroups::Drop));
@@ -231,8 +208,8 @@ fn what_cannot_be_trained_on_is_refused_by_name() {
     let pool = Pool::new(1);
     let mut bad = episodes(&model, &pool);
     bad[3].reward = f64::NAN;
-    let mut learner = Learner::new(model.clone(), Some(model.clone()), options(), Pool::new(1))
-        .expect("valid options");
+    let mut learner =
+        Learner::new(model.clone(), Some(model.clone()), options(), Pool::new(1)).expect("valid options");
     let refused = |learner: &mut Learner, episodes: &[Episode]| {
         learner.train_version(episodes, 1, PolicyVersion(0)).expect_err("refused").to_string()
     };
@@ -271,9 +248,7 @@ fn a_checkpoint_resumes_to_the_bit() {
     for version in 0..4 {
         straight.train_version(&episodes, 2, PolicyVersion(version)).expect("finite");
         let run = json!({ "version": version + 1, "rng": "0xfeed" });
-        checkpoints
-            .save(version + 1, &straight, std::slice::from_ref(&companion), &run)
-            .expect("saved");
+        checkpoints.save(version + 1, &straight, std::slice::from_ref(&companion), &run).expect("saved");
     }
     assert_eq!(checkpoints.steps().expect("readable"), [3, 4], "the last two are kept");
 
@@ -284,10 +259,7 @@ fn a_checkpoint_resumes_to_the_bit() {
     assert_eq!(resumed.optimizer_steps(), 6);
     let metrics = resumed.train_version(&episodes, 2, PolicyVersion(3)).expect("finite");
     assert_eq!(metrics[1].optimizer_step, 8);
-    assert_eq!(
-        bits(resumed.model().parameters().flat()),
-        bits(straight.model().parameters().flat())
-    );
+    assert_eq!(bits(resumed.model().parameters().flat()), bits(straight.model().parameters().flat()));
     // Any Hugging Face tool can load the folder.
     assert!(Model::load(&earlier).is_ok());
     assert!(earlier.join("tokenizer.json").exists());
@@ -297,10 +269,9 @@ fn a_checkpoint_resumes_to_the_bit() {
 fn a_damaged_checkpoint_is_refused_by_file_name() {
     let folder = tempfile::tempdir().expect("temp folder");
     let checkpoints = Checkpoints::new(folder.path().to_owned(), 5);
-    let mut learner =
-        Learner::new(tiny_model(), Some(tiny_model()), options(), Pool::new(1)).expect("valid");
-    for (step, file) in (1..)
-        .zip(["model.safetensors", "optimizer.safetensors", "trainer_state.json", "config.json"])
+    let mut learner = Learner::new(tiny_model(), Some(tiny_model()), options(), Pool::new(1)).expect("valid");
+    for (step, file) in
+        (1..).zip(["model.safetensors", "optimizer.safetensors", "trainer_state.json", "config.json"])
     {
         let dir = checkpoints.save(step, &learner, &[], &json!({})).expect("saved");
         let path = dir.join(file);
@@ -326,8 +297,7 @@ fn a_damaged_checkpoint_is_refused_by_file_name() {
 fn a_checkpoint_that_cannot_be_written_leaves_the_earlier_ones() {
     let folder = tempfile::tempdir().expect("temp folder");
     let checkpoints = Checkpoints::new(folder.path().to_owned(), 1);
-    let learner =
-        Learner::new(tiny_model(), Some(tiny_model()), options(), Pool::new(1)).expect("valid");
+    let learner = Learner::new(tiny_model(), Some(tiny_model()), options(), Pool::new(1)).expect("valid");
     checkpoints.save(1, &learner, &[], &json!({})).expect("saved");
     let missing = folder.path().join("no-such-tokenizer.json");
     let error = checkpoints.save(2, &learner, &[missing], &json!({})).expect_err("refused");

@@ -55,8 +55,18 @@ fn sft(dir: &Path, args: &[&str]) -> (bool, String) {
 }
 
 const FRESH: [&str; 12] = [
-    "--data", "data.jsonl", "--init-config", "config.json", "--train-tokenizer", "vocab=280",
-    "--steps", "60", "--batch-size", "4", "--lr", "1e-2",
+    "--data",
+    "data.jsonl",
+    "--init-config",
+    "config.json",
+    "--train-tokenizer",
+    "vocab=280",
+    "--steps",
+    "60",
+    "--batch-size",
+    "4",
+    "--lr",
+    "1e-2",
 ];
 
 fn fresh(dir: &Path, output: &str, more: &[&str]) -> (bool, String) {
@@ -75,10 +85,17 @@ fn a_warm_start_gives_a_hugging_face_folder_and_repeats_to_the_bit() {
         .map(|entry| entry.expect("entry").file_name().to_string_lossy().into_owned())
         .collect();
     names.sort();
-    assert_eq!(names, [
-        "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",
-        "tokenizer.json", "tokenizer_config.json",
-    ]);
+    assert_eq!(
+        names,
+        [
+            "chat_template.jinja",
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        ]
+    );
     let losses: Vec<f64> = log
         .lines()
         .filter_map(|line| line.split_once("assistant ")?.1.split(' ').next()?.parse().ok())
@@ -95,11 +112,12 @@ fn a_warm_start_gives_a_hugging_face_folder_and_repeats_to_the_bit() {
     }
     assert_ne!(read("one", "model.safetensors"), read("other", "model.safetensors"));
 
-    let (is_ok, log) = sft(dir, &[
-        "--data", "data.jsonl", "--model-path", "one", "--output-dir", "continued", "--prompt-weight", "0",
-    ]);
+    let (is_ok, log) = sft(
+        dir,
+        &["--data", "data.jsonl", "--model-path", "one", "--output-dir", "continued", "--prompt-weight", "0"],
+    );
     assert!(is_ok, "{log}");
-    assert!(log.contains("5 steps"), "one pass over the data: {log}");
+    assert!(log.contains("3 steps"), "one pass over the data, eight a step: {log}");
     assert_eq!(read("one", "tokenizer.json"), read("continued", "tokenizer.json"));
     assert_ne!(read("one", "model.safetensors"), read("continued", "model.safetensors"));
     assert!(Model::load(&dir.join("continued")).is_ok());
@@ -124,8 +142,7 @@ fn sampled_tokens_are_exactly_the_assistants(model: &Path, data: &Path) {
                 _ => stretches.push((is_sampled, vec![id])),
             }
         }
-        let texts: Vec<String> =
-            stretches.iter().map(|(_, ids)| tokenizer.decode(ids, false)).collect();
+        let texts: Vec<String> = stretches.iter().map(|(_, ids)| tokenizer.decode(ids, false)).collect();
         assert_eq!(stretches.iter().map(|s| s.0).collect::<Vec<_>>(), [false, true, false, true]);
         assert!(texts[0].starts_with("<|im_start|>user\ncount_"));
         assert!(texts[0].ends_with("<|im_end|>\n<|im_start|>assistant\n"));
@@ -133,7 +150,9 @@ fn sampled_tokens_are_exactly_the_assistants(model: &Path, data: &Path) {
         let arguments = arguments.expect("text");
         assert_eq!(
             texts[1],
-            format!("<tool_call>\n{{\"name\": \"edit\", \"arguments\": {arguments}}}\n</tool_call><|im_end|>")
+            format!(
+                "<tool_call>\n{{\"name\": \"edit\", \"arguments\": {arguments}}}\n</tool_call><|im_end|>"
+            )
         );
         assert_eq!(texts[2], "\n<|im_start|>user\nPASS<|im_end|>\n<|im_start|>assistant\n");
         assert_eq!(
@@ -152,16 +171,25 @@ fn broken_data_is_refused_by_line(dir: &Path) {
         ("nonsense", "not a conversation"),
     ] {
         std::fs::write(dir.join("bad.jsonl"), format!("{good}\n\n{line}\n")).expect("written");
-        let (is_ok, log) =
-            sft(dir, &["--data", "bad.jsonl", "--model-path", "one", "--output-dir", "x"]);
+        let (is_ok, log) = sft(dir, &["--data", "bad.jsonl", "--model-path", "one", "--output-dir", "x"]);
         assert!(!is_ok);
         assert!(log.contains("bad.jsonl, line 3") && log.contains(needle), "{log}");
     }
-    let (is_ok, log) = sft(dir, &["--data", "data.jsonl", "--init-config", "config.json", "--output-dir", "x"]);
+    let (is_ok, log) =
+        sft(dir, &["--data", "data.jsonl", "--init-config", "config.json", "--output-dir", "x"]);
     assert!(!is_ok && log.contains("--train-tokenizer"), "{log}");
-    let (is_ok, log) = sft(dir, &[
-        "--data", "data.jsonl", "--init-config", "config.json", "--train-tokenizer", "vocab=9000",
-        "--output-dir", "x",
-    ]);
+    let (is_ok, log) = sft(
+        dir,
+        &[
+            "--data",
+            "data.jsonl",
+            "--init-config",
+            "config.json",
+            "--train-tokenizer",
+            "vocab=9000",
+            "--output-dir",
+            "x",
+        ],
+    );
     assert!(!is_ok && log.contains("smaller vocab"), "{log}");
 }

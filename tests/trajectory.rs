@@ -47,10 +47,7 @@ impl Session {
 fn targets(built: &Built) -> Vec<Vec<(usize, u32)>> {
     let of = |sample: &lego::record::Sample| {
         let tokens = sample.token_ids.iter().zip(&sample.loss_mask).enumerate();
-        tokens
-            .filter(|(_, (_, mask))| **mask)
-            .map(|(i, (id, _))| (i, *id))
-            .collect()
+        tokens.filter(|(_, (_, mask))| **mask).map(|(i, (id, _))| (i, *id)).collect()
     };
     built.samples.iter().map(of).collect()
 }
@@ -77,18 +74,8 @@ fn rewritten_history_begins_a_new_lineage() {
     session.add(&[1, 2, 4, 9], &[5]);
     session.add(&[1, 2, 4, 9, 5, 9], &[6]);
     let (found, built) = session.build();
-    assert_eq!(
-        found
-            .lineages
-            .iter()
-            .map(|l| l.calls.len())
-            .collect::<Vec<_>>(),
-        [1, 2]
-    );
-    assert_eq!(
-        targets(&built),
-        [vec![(2, 30), (3, 31), (4, 4)], vec![(4, 5), (6, 6)]]
-    );
+    assert_eq!(found.lineages.iter().map(|l| l.calls.len()).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(targets(&built), [vec![(2, 30), (3, 31), (4, 4)], vec![(4, 5), (6, 6)]]);
 }
 
 #[test]
@@ -161,11 +148,7 @@ fn what_cannot_be_trained_is_context_and_accounted_with_its_reason() {
         call.completion_logprobs = Some(vec![Some(-0.5), None]);
     });
     let unlabelled = session.with(&[1, 2, 9, 3, 9, 4, 5], &[6], |call| {
-        call.weight_spans = Some(vec![WeightSpan {
-            version: "main".to_owned(),
-            start: 0,
-            end: 1,
-        }]);
+        call.weight_spans = Some(vec![WeightSpan { version: "main".to_owned(), start: 0, end: 1 }]);
     });
     let unknown = session.with(&[50], &[6], |call| call.usage = None);
     let short = session.with(&[51], &[6], |call| {
@@ -175,53 +158,30 @@ fn what_cannot_be_trained_is_context_and_accounted_with_its_reason() {
     let (_, built) = session.build();
     assert_eq!(targets(&built), [vec![(3, 3)]]);
     assert_eq!(session.fate(aux), Disposition::AuxCall);
-    assert_eq!(
-        session.fate(cut),
-        Disposition::Dropped("logprobs missing".to_owned())
-    );
+    assert_eq!(session.fate(cut), Disposition::Dropped("logprobs missing".to_owned()));
     assert_eq!(session.fate(next), Disposition::Trained);
-    assert_eq!(
-        session.fate(null),
-        Disposition::Dropped("a log-prob is missing".to_owned())
-    );
+    assert_eq!(session.fate(null), Disposition::Dropped("a log-prob is missing".to_owned()));
     let no_version = "the weight version of a token is not known".to_owned();
     assert_eq!(session.fate(unlabelled), Disposition::Dropped(no_version));
     assert_eq!(session.fate(unknown), Disposition::UsageUnknown);
-    let booked: Vec<_> = built
-        .ledger
-        .iter()
-        .filter(|entry| entry.call_id == short)
-        .collect();
+    let booked: Vec<_> = built.ledger.iter().filter(|entry| entry.call_id == short).collect();
     assert_eq!(booked[0].disposition, Disposition::NoIds);
     assert_eq!(booked[0].tokens, 19);
     let mismatch = Disposition::Dropped("ids do not sum to the usage".to_owned());
-    assert_eq!(
-        (booked[1].disposition.clone(), booked[1].tokens),
-        (mismatch, 1)
-    );
+    assert_eq!((booked[1].disposition.clone(), booked[1].tokens), (mismatch, 1));
 }
 
 #[test]
 fn a_call_over_a_weight_update_has_a_version_a_token() {
     let mut session = Session::default();
     session.with(&[1], &[2, 3, 4], |call| {
-        let span = |version: &str, start, end| WeightSpan {
-            version: version.to_owned(),
-            start,
-            end,
-        };
+        let span = |version: &str, start, end| WeightSpan { version: version.to_owned(), start, end };
         call.weight_spans = Some(vec![span("7", 0, 2), span("8", 2, 3)]);
         call.sampling_sent.temperature = Some(0.5);
     });
     let (_, built) = session.build();
-    assert_eq!(
-        built.samples[0].weight_version,
-        [None, Some(7), Some(7), Some(8)]
-    );
-    assert_eq!(
-        built.samples[0].temperature,
-        [None, Some(0.5), Some(0.5), Some(0.5)]
-    );
+    assert_eq!(built.samples[0].weight_version, [None, Some(7), Some(7), Some(8)]);
+    assert_eq!(built.samples[0].temperature, [None, Some(0.5), Some(0.5), Some(0.5)]);
 }
 
 #[test]
@@ -232,10 +192,7 @@ fn sessions_never_mix() {
     let both = [first, Arc::new(second)];
     let built = samples(&lineages(&both), None);
     assert_eq!(targets(&built), [vec![(1, 2)], vec![(3, 4)]]);
-    assert_eq!(
-        [built.samples[0].lineage_id, built.samples[1].lineage_id],
-        [0, 0]
-    );
+    assert_eq!([built.samples[0].lineage_id, built.samples[1].lineage_id], [0, 0]);
 }
 
 /// One turn of a made-up harness: what it does with the state after an earlier turn.
@@ -252,33 +209,23 @@ struct Turn {
 fn turn() -> impl Strategy<Value = Turn> {
     // Few different ids, so that prompts collide and extend one another by accident too.
     let ids = |length| prop::collection::vec(0..3_u32, length);
-    (
-        any::<prop::sample::Index>(),
-        0..6_u8,
-        ids(0..3),
-        ids(0..4),
-        0..12_u8,
-    )
-        .prop_map(|(from, action, appended, completion, flaw)| Turn {
+    (any::<prop::sample::Index>(), 0..6_u8, ids(0..3), ids(0..4), 0..12_u8).prop_map(
+        |(from, action, appended, completion, flaw)| Turn {
             from: from.index(1 << 16),
             action,
             appended,
             completion,
             flaw,
-        })
+        },
+    )
 }
 
 fn play(turns: Vec<Turn>) -> Vec<Arc<Call>> {
     let mut session = Session::default();
     for turn in turns {
         let earlier = session.0.get(turn.from % (session.0.len() + 1)).cloned();
-        let mut prompt = earlier
-            .as_ref()
-            .and_then(|c| c.prompt_token_ids.clone())
-            .unwrap_or_default();
-        let sampled = earlier
-            .as_ref()
-            .and_then(|c| c.completion_token_ids.clone());
+        let mut prompt = earlier.as_ref().and_then(|c| c.prompt_token_ids.clone()).unwrap_or_default();
+        let sampled = earlier.as_ref().and_then(|c| c.completion_token_ids.clone());
         match turn.action {
             0 => {}                  // retry
             1 => prompt.truncate(1), // compaction

@@ -18,9 +18,7 @@ fn list(of: DataType) -> DataType {
 }
 
 fn record(fields: &[(&str, DataType)]) -> DataType {
-    let fields = fields
-        .iter()
-        .map(|(name, of)| Field::new(*name, of.clone(), true));
+    let fields = fields.iter().map(|(name, of)| Field::new(*name, of.clone(), true));
     DataType::Struct(fields.collect())
 }
 
@@ -58,12 +56,7 @@ pub(super) fn span_type() -> DataType {
 }
 
 pub(super) fn tool_call_type() -> DataType {
-    record(&[
-        ("id", Utf8),
-        ("name", Utf8),
-        ("arguments", Utf8),
-        ("arguments_valid_json", Boolean),
-    ])
+    record(&[("id", Utf8), ("name", Utf8), ("arguments", Utf8), ("arguments_valid_json", Boolean)])
 }
 
 /// The schema of every Parquet file of captures.
@@ -94,10 +87,7 @@ pub(super) fn schema() -> SchemaRef {
         required("upstream_api", Utf8),
         required("model_requested", Utf8),
         nullable("model_served", Utf8),
-        required(
-            "received_at",
-            DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
-        ),
+        required("received_at", DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()))),
         nullable("ttft_us", UInt64),
         required("duration_us", UInt64),
         nullable("client_request", Utf8),

@@ -74,13 +74,8 @@ fn write_days(
     }
     for file in files.values_mut() {
         file.flush()?;
-        file.writer
-            .finish()
-            .map_err(CaptureError::parquet(&file.temporary))?;
-        file.writer
-            .inner()
-            .sync_all()
-            .map_err(CaptureError::io("sync", &file.temporary))?;
+        file.writer.finish().map_err(CaptureError::parquet(&file.temporary))?;
+        file.writer.inner().sync_all().map_err(CaptureError::io("sync", &file.temporary))?;
     }
     Ok(())
 }
@@ -97,12 +92,7 @@ impl DayFile {
         let file = File::create(&temporary).map_err(CaptureError::io("create", &temporary))?;
         let writer = ArrowWriter::try_new(file, columns::schema(), Some(properties()))
             .map_err(CaptureError::parquet(&temporary))?;
-        Ok(Self {
-            temporary,
-            writer,
-            pending: vec![],
-            pending_bytes: 0,
-        })
+        Ok(Self { temporary, writer, pending: vec![], pending_bytes: 0 })
     }
 
     fn push(&mut self, call: Call) -> Result<(), CaptureError> {
@@ -124,10 +114,7 @@ impl DayFile {
         let batch = encode::batch(&calls)
             .map_err(|error| CaptureError::corrupt(&self.temporary, error.to_string()))?;
         let error = CaptureError::parquet(&self.temporary);
-        self.writer
-            .write(&batch)
-            .and_then(|()| self.writer.flush())
-            .map_err(error)
+        self.writer.write(&batch).and_then(|()| self.writer.flush()).map_err(error)
     }
 
     fn finish(self, dir: &Path, path: &Path) -> Result<(), CaptureError> {
@@ -145,17 +132,10 @@ impl DayFile {
 /// About what a call takes in memory.
 fn memory_bytes(call: &Call) -> usize {
     let bodies = [&call.client_request, &call.upstream_request, &call.response];
-    let bodies: usize = bodies
-        .into_iter()
-        .flatten()
-        .map(|body| body.get().len())
-        .sum();
+    let bodies: usize = bodies.into_iter().flatten().map(|body| body.get().len()).sum();
     let ids = [&call.prompt_token_ids, &call.completion_token_ids];
     let ids: usize = ids.into_iter().flatten().map(|ids| 4 * ids.len()).sum();
-    let logprobs = call
-        .completion_logprobs
-        .as_ref()
-        .map_or(0, |values| 8 * values.len());
+    let logprobs = call.completion_logprobs.as_ref().map_or(0, |values| 8 * values.len());
     size_of::<Call>() + bodies + ids + logprobs + call.text.as_ref().map_or(0, String::len)
 }
 
@@ -177,18 +157,13 @@ fn properties() -> WriterProperties {
             .set_column_bloom_filter_max_ndv(path, 10_000);
     }
     for name in ["call_id", "received_at"] {
-        properties =
-            properties.set_column_statistics_enabled(name.into(), EnabledStatistics::Chunk);
+        properties = properties.set_column_statistics_enabled(name.into(), EnabledStatistics::Chunk);
     }
     for name in columns::BODIES {
         properties = properties.set_column_dictionary_enabled(name.into(), false);
     }
     // Log-probs hardly repeat: their bytes compress better one plane after the other.
-    let logprobs = vec![
-        "completion_logprobs".into(),
-        "list".into(),
-        "element".into(),
-    ];
+    let logprobs = vec!["completion_logprobs".into(), "list".into(), "element".into()];
     let logprobs = ColumnPath::new(logprobs);
     properties
         .set_column_dictionary_enabled(logprobs.clone(), false)
@@ -199,9 +174,5 @@ fn properties() -> WriterProperties {
 /// The schema as users see it: column names and types, for the documentation's test.
 pub fn column_names() -> Vec<String> {
     let schema = Arc::clone(&columns::schema());
-    schema
-        .fields()
-        .iter()
-        .map(|field| field.name().clone())
-        .collect()
+    schema.fields().iter().map(|field| field.name().clone()).collect()
 }

@@ -39,18 +39,11 @@ pub(super) struct Compactor {
 impl Compactor {
     /// Starts with the segments of an earlier writer.
     pub(super) fn start(dir: PathBuf, sealed: Vec<Sealed>) -> Self {
-        let queue = Queue {
-            sealed: sealed.into(),
-            ..Queue::default()
-        };
-        let shared = Arc::new(Shared {
-            queue: Mutex::new(queue),
-            changed: Condvar::new(),
-        });
+        let queue = Queue { sealed: sealed.into(), ..Queue::default() };
+        let shared = Arc::new(Shared { queue: Mutex::new(queue), changed: Condvar::new() });
         let for_thread = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("lego-compact".to_owned())
-            .spawn(move || run(&dir, &for_thread));
+        let thread =
+            std::thread::Builder::new().name("lego-compact".to_owned()).spawn(move || run(&dir, &for_thread));
         Self { shared, thread }
     }
 
@@ -64,9 +57,7 @@ impl Compactor {
         self.shared.queue().is_closing = true;
         self.shared.changed.notify_one();
         match self.thread {
-            Ok(thread) => thread
-                .join()
-                .unwrap_or_else(|_| vec!["the compacting thread panicked".to_owned()]),
+            Ok(thread) => thread.join().unwrap_or_else(|_| vec!["the compacting thread panicked".to_owned()]),
             Err(error) => vec![format!("the compacting thread could not start: {error}")],
         }
     }
@@ -78,11 +69,7 @@ fn run(dir: &Path, shared: &Shared) -> Vec<String> {
         match compact(dir, sealed) {
             Ok(paths) => {
                 metrics::counter!("lego_capture_parquet_files_total").increment(paths.len() as u64);
-                tracing::debug!(
-                    segment = sealed.name.stem(),
-                    ?paths,
-                    "captures made into Parquet"
-                );
+                tracing::debug!(segment = sealed.name.stem(), ?paths, "captures made into Parquet");
             }
             Err(error) => {
                 let segment = sealed.name.stem();
@@ -109,10 +96,7 @@ fn next(shared: &Shared) -> Option<(Sealed, bool)> {
             return queue.failed.pop_front().map(|sealed| (sealed, true));
         }
         if queue.failed.is_empty() {
-            queue = shared
-                .changed
-                .wait(queue)
-                .unwrap_or_else(PoisonError::into_inner);
+            queue = shared.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
         } else {
             let waited = shared.changed.wait_timeout(queue, RETRY_AFTER);
             let (guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);

@@ -3,12 +3,10 @@
 use std::str::FromStr;
 
 use arrow::array::{
-    Array, ArrayRef, AsArray, BooleanArray, ListArray, RecordBatch, StringArray, StructArray,
-    UInt64Array,
+    Array, ArrayRef, AsArray, BooleanArray, ListArray, RecordBatch, StringArray, StructArray, UInt64Array,
 };
 use arrow::datatypes::{
-    Float32Type, Float64Type, Int32Type, Int64Type, TimestampMicrosecondType, UInt32Type,
-    UInt64Type,
+    Float32Type, Float64Type, Int32Type, Int64Type, TimestampMicrosecondType, UInt32Type, UInt64Type,
 };
 use serde_json::value::RawValue;
 
@@ -21,9 +19,7 @@ type Decoded<T> = Result<T, String>;
 
 /// All calls of a batch, in order; the error names the column.
 pub(super) fn calls(batch: &RecordBatch) -> Decoded<Vec<Call>> {
-    (0..batch.num_rows())
-        .map(|row| call(Row { batch, row }))
-        .collect()
+    (0..batch.num_rows()).map(|row| call(Row { batch, row })).collect()
 }
 
 /// One row of named columns.
@@ -95,9 +91,7 @@ impl<'a> Row<'a> {
         }
         let found = column.data_type();
         let column = column.as_any().downcast_ref();
-        column
-            .map(Some)
-            .ok_or_else(|| format!("column {name} has the type {found}"))
+        column.map(Some).ok_or_else(|| format!("column {name} has the type {found}"))
     }
 
     fn needed<T>(self, name: &str, value: Option<T>) -> Decoded<T> {
@@ -105,9 +99,7 @@ impl<'a> Row<'a> {
     }
 
     fn str(self, name: &str) -> Decoded<Option<&'a str>> {
-        Ok(self
-            .cell::<StringArray>(name)?
-            .map(|column| column.value(self.row)))
+        Ok(self.cell::<StringArray>(name)?.map(|column| column.value(self.row)))
     }
 
     fn text(self, name: &str) -> Decoded<Option<String>> {
@@ -116,9 +108,7 @@ impl<'a> Row<'a> {
 
     fn json(self, name: &str) -> Decoded<Option<Box<RawValue>>> {
         let text = self.text(name)?;
-        text.map(RawValue::from_string)
-            .transpose()
-            .map_err(|error| format!("{name}: {error}"))
+        text.map(RawValue::from_string).transpose().map_err(|error| format!("{name}: {error}"))
     }
 
     fn parsed<T: FromStr<Err: std::fmt::Display>>(self, name: &str) -> Decoded<Option<T>> {
@@ -139,15 +129,11 @@ impl<'a> Row<'a> {
     fn small(self, name: &str) -> Decoded<u16> {
         let column = self.cell::<arrow::array::PrimitiveArray<Int32Type>>(name)?;
         let value = self.needed(name, column.map(|column| column.value(self.row)))?;
-        value
-            .try_into()
-            .map_err(|_| format!("column {name} holds {value}"))
+        value.try_into().map_err(|_| format!("column {name} holds {value}"))
     }
 
     fn count(self, name: &str) -> Decoded<Option<u64>> {
-        Ok(self
-            .cell::<UInt64Array>(name)?
-            .map(|column| column.value(self.row)))
+        Ok(self.cell::<UInt64Array>(name)?.map(|column| column.value(self.row)))
     }
 
     fn received_at(self) -> Decoded<i64> {
@@ -157,18 +143,14 @@ impl<'a> Row<'a> {
     }
 
     fn list(self, name: &str) -> Decoded<Option<ArrayRef>> {
-        Ok(self
-            .cell::<ListArray>(name)?
-            .map(|column| column.value(self.row)))
+        Ok(self.cell::<ListArray>(name)?.map(|column| column.value(self.row)))
     }
 
     fn ids(self, name: &str) -> Decoded<Option<Vec<u32>>> {
         let Some(list) = self.list(name)? else {
             return Ok(None);
         };
-        let ids = list
-            .as_primitive_opt::<UInt32Type>()
-            .filter(|ids| ids.null_count() == 0);
+        let ids = list.as_primitive_opt::<UInt32Type>().filter(|ids| ids.null_count() == 0);
         let ids = ids.ok_or_else(|| format!("column {name} is not a list of token ids"))?;
         Ok(Some(ids.values().to_vec()))
     }
@@ -190,10 +172,7 @@ impl<'a> Row<'a> {
         let Some(column) = self.cell::<StructArray>(name)? else {
             return Ok(Sampling::default());
         };
-        let fields = Fields {
-            of: column,
-            row: self.row,
-        };
+        let fields = Fields { of: column, row: self.row };
         Ok(Sampling {
             temperature: fields.float("temperature"),
             top_p: fields.float("top_p"),
@@ -204,10 +183,7 @@ impl<'a> Row<'a> {
             presence_penalty: fields.float("presence_penalty"),
             seed: fields.int("seed"),
             max_tokens: fields.count("max_tokens"),
-            stop: match fields
-                .present("stop")
-                .and_then(|stop| stop.as_list_opt::<i32>())
-            {
+            stop: match fields.present("stop").and_then(|stop| stop.as_list_opt::<i32>()) {
                 Some(stop) => Some(texts(&stop.value(self.row), name)?),
                 None => None,
             },
@@ -220,10 +196,7 @@ impl<'a> Row<'a> {
         let Some(column) = self.cell::<StructArray>("usage")? else {
             return Ok(None);
         };
-        let fields = Fields {
-            of: column,
-            row: self.row,
-        };
+        let fields = Fields { of: column, row: self.row };
         Ok(Some(Usage {
             prompt_tokens: self.needed("usage", fields.count("prompt_tokens"))?,
             completion_tokens: self.needed("usage", fields.count("completion_tokens"))?,
@@ -253,17 +226,11 @@ impl<'a> Row<'a> {
         })
     }
 
-    fn structs<T>(
-        self,
-        name: &str,
-        build: impl Fn(Fields<'_>) -> Option<T>,
-    ) -> Decoded<Option<Vec<T>>> {
+    fn structs<T>(self, name: &str, build: impl Fn(Fields<'_>) -> Option<T>) -> Decoded<Option<Vec<T>>> {
         let Some(list) = self.list(name)? else {
             return Ok(None);
         };
-        let of = list
-            .as_struct_opt()
-            .ok_or_else(|| format!("column {name} has no structs"))?;
+        let of = list.as_struct_opt().ok_or_else(|| format!("column {name} has no structs"))?;
         let values: Option<Vec<T>> = (0..of.len()).map(|row| build(Fields { of, row })).collect();
         self.needed(name, values).map(Some)
     }
@@ -284,9 +251,7 @@ struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     fn present(self, name: &str) -> Option<&'a ArrayRef> {
-        self.of
-            .column_by_name(name)
-            .filter(|column| column.is_valid(self.row))
+        self.of.column_by_name(name).filter(|column| column.is_valid(self.row))
     }
 
     fn text(self, name: &str) -> Option<String> {
@@ -299,34 +264,18 @@ impl<'a> Fields<'a> {
     }
 
     fn float(self, name: &str) -> Option<f64> {
-        Some(
-            self.present(name)?
-                .as_primitive_opt::<Float64Type>()?
-                .value(self.row),
-        )
+        Some(self.present(name)?.as_primitive_opt::<Float64Type>()?.value(self.row))
     }
 
     fn int(self, name: &str) -> Option<i64> {
-        Some(
-            self.present(name)?
-                .as_primitive_opt::<Int64Type>()?
-                .value(self.row),
-        )
+        Some(self.present(name)?.as_primitive_opt::<Int64Type>()?.value(self.row))
     }
 
     fn id(self, name: &str) -> Option<u32> {
-        Some(
-            self.present(name)?
-                .as_primitive_opt::<UInt32Type>()?
-                .value(self.row),
-        )
+        Some(self.present(name)?.as_primitive_opt::<UInt32Type>()?.value(self.row))
     }
 
     fn count(self, name: &str) -> Option<u64> {
-        Some(
-            self.present(name)?
-                .as_primitive_opt::<UInt64Type>()?
-                .value(self.row),
-        )
+        Some(self.present(name)?.as_primitive_opt::<UInt64Type>()?.value(self.row))
     }
 }

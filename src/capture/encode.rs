@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use arrow::array::{
-    ArrayRef, BooleanArray, Float32Builder, Float64Array, Int32Array, Int64Array, ListArray,
-    ListBuilder, RecordBatch, StringArray, StringBuilder, StructArray, TimestampMicrosecondArray,
-    UInt32Array, UInt32Builder, UInt64Array, new_null_array,
+    ArrayRef, BooleanArray, Float32Builder, Float64Array, Int32Array, Int64Array, ListArray, ListBuilder,
+    RecordBatch, StringArray, StringBuilder, StructArray, TimestampMicrosecondArray, UInt32Array,
+    UInt32Builder, UInt64Array, new_null_array,
 };
 use arrow::buffer::{NullBuffer, OffsetBuffer};
 use arrow::datatypes::{DataType, Field};
@@ -21,13 +21,10 @@ pub(super) fn batch(calls: &[Call]) -> Result<RecordBatch, ArrowError> {
         Arc::new(StringArray::from_iter(calls.iter().map(get)))
     };
     let id = |get: fn(&Call) -> Option<CallId>| -> ArrayRef {
-        Arc::new(StringArray::from_iter(
-            calls.iter().map(|c| get(c).map(|id| id.to_string())),
-        ))
+        Arc::new(StringArray::from_iter(calls.iter().map(|c| get(c).map(|id| id.to_string()))))
     };
-    let int = |get: fn(&Call) -> i32| -> ArrayRef {
-        Arc::new(Int32Array::from_iter_values(calls.iter().map(get)))
-    };
+    let int =
+        |get: fn(&Call) -> i32| -> ArrayRef { Arc::new(Int32Array::from_iter_values(calls.iter().map(get))) };
     let count = |get: fn(&Call) -> Option<u64>| -> ArrayRef {
         Arc::new(UInt64Array::from_iter(calls.iter().map(get)))
     };
@@ -81,18 +78,10 @@ pub(super) fn batch(calls: &[Call]) -> Result<RecordBatch, ArrowError> {
         text(|c| Some(c.status.as_str())),
         text(|c| c.error.as_deref()),
         flag(|c| c.trainable),
-        text_lists(
-            calls
-                .iter()
-                .map(|c| Some(c.not_trainable_reasons.as_slice())),
-        ),
+        text_lists(calls.iter().map(|c| Some(c.not_trainable_reasons.as_slice()))),
     ];
     let declared = columns::declared();
-    arrays.extend(
-        declared
-            .iter()
-            .map(|field| new_null_array(field.data_type(), calls.len())),
-    );
+    arrays.extend(declared.iter().map(|field| new_null_array(field.data_type(), calls.len())));
     RecordBatch::try_new(columns::schema(), arrays)
 }
 
@@ -155,15 +144,9 @@ fn sampling(calls: &[Call], get: fn(&Call) -> &Sampling) -> Result<ArrayRef, Arr
         count(|s| s.max_tokens),
         text_lists(calls.iter().map(|c| get(c).stop.as_deref())),
         count(|s| s.n),
-        Arc::new(StringArray::from_iter(
-            calls.iter().map(|c| get(c).logit_bias.as_deref()),
-        )),
+        Arc::new(StringArray::from_iter(calls.iter().map(|c| get(c).logit_bias.as_deref()))),
     ];
-    Ok(Arc::new(StructArray::try_new(
-        columns::sampling_fields(),
-        arrays,
-        None,
-    )?))
+    Ok(Arc::new(StructArray::try_new(columns::sampling_fields(), arrays, None)?))
 }
 
 /// A list column over the rows' slices: the values in one struct array, offsets from the slices' lengths.
@@ -172,33 +155,21 @@ fn struct_lists<T>(
     rows: &[Option<&[T]>],
     values: impl FnOnce(&[&T]) -> Vec<ArrayRef>,
 ) -> Result<ArrayRef, ArrowError> {
-    let flat: Vec<&T> = rows
-        .iter()
-        .flat_map(|row| row.unwrap_or_default())
-        .collect();
+    let flat: Vec<&T> = rows.iter().flat_map(|row| row.unwrap_or_default()).collect();
     let DataType::Struct(fields) = &of else {
-        return Err(ArrowError::SchemaError(
-            "a list of structs has struct elements".to_owned(),
-        ));
+        return Err(ArrowError::SchemaError("a list of structs has struct elements".to_owned()));
     };
     let structs = StructArray::try_new(fields.clone(), values(&flat), None)?;
     let offsets = OffsetBuffer::from_lengths(rows.iter().map(|row| row.map_or(0, <[T]>::len)));
     let nulls: NullBuffer = rows.iter().map(Option::is_some).collect::<Vec<_>>().into();
-    Ok(Arc::new(ListArray::try_new(
-        element(of),
-        offsets,
-        Arc::new(structs),
-        Some(nulls),
-    )?))
+    Ok(Arc::new(ListArray::try_new(element(of), offsets, Arc::new(structs), Some(nulls))?))
 }
 
 fn weight_spans(calls: &[Call]) -> Result<ArrayRef, ArrowError> {
     let rows: Vec<_> = calls.iter().map(|c| c.weight_spans.as_deref()).collect();
     struct_lists(columns::span_type(), &rows, |spans| {
         vec![
-            Arc::new(StringArray::from_iter_values(
-                spans.iter().map(|s| &s.version),
-            )),
+            Arc::new(StringArray::from_iter_values(spans.iter().map(|s| &s.version))),
             Arc::new(UInt32Array::from_iter_values(spans.iter().map(|s| s.start))),
             Arc::new(UInt32Array::from_iter_values(spans.iter().map(|s| s.end))),
         ]
@@ -211,12 +182,8 @@ fn tool_calls(calls: &[Call]) -> Result<ArrayRef, ArrowError> {
         vec![
             Arc::new(StringArray::from_iter_values(tools.iter().map(|t| &t.id))),
             Arc::new(StringArray::from_iter_values(tools.iter().map(|t| &t.name))),
-            Arc::new(StringArray::from_iter_values(
-                tools.iter().map(|t| &t.arguments),
-            )),
-            Arc::new(BooleanArray::from_iter(
-                tools.iter().map(|t| Some(t.arguments_valid_json)),
-            )),
+            Arc::new(StringArray::from_iter_values(tools.iter().map(|t| &t.arguments))),
+            Arc::new(BooleanArray::from_iter(tools.iter().map(|t| Some(t.arguments_valid_json)))),
         ]
     })
 }
@@ -226,9 +193,7 @@ fn usage(calls: &[Call]) -> Result<ArrayRef, ArrowError> {
         return Err(ArrowError::SchemaError("usage is a struct".to_owned()));
     };
     let count = |get: fn(&crate::record::Usage) -> Option<u64>| -> ArrayRef {
-        Arc::new(UInt64Array::from_iter(
-            calls.iter().map(|c| c.usage.as_ref().and_then(get)),
-        ))
+        Arc::new(UInt64Array::from_iter(calls.iter().map(|c| c.usage.as_ref().and_then(get))))
     };
     let arrays = vec![
         count(|u| Some(u.prompt_tokens)),
@@ -236,10 +201,6 @@ fn usage(calls: &[Call]) -> Result<ArrayRef, ArrowError> {
         count(|u| u.cached_tokens),
         count(|u| u.reasoning_tokens),
     ];
-    let nulls: NullBuffer = calls
-        .iter()
-        .map(|c| c.usage.is_some())
-        .collect::<Vec<_>>()
-        .into();
+    let nulls: NullBuffer = calls.iter().map(|c| c.usage.is_some()).collect::<Vec<_>>().into();
     Ok(Arc::new(StructArray::try_new(fields, arrays, Some(nulls))?))
 }

@@ -9,9 +9,7 @@ use crate::record::SinkError;
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
     /// Another writer has the folder.
-    #[error(
-        "{dir} is being written by process {pid}: stop it, or give this one another capture_dir"
-    )]
+    #[error("{dir} is being written by process {pid}: stop it, or give this one another capture_dir")]
     Locked {
         /// The capture folder.
         dir: PathBuf,
@@ -61,25 +59,16 @@ pub enum CaptureError {
 impl CaptureError {
     pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
-        move |source| Self::Io {
-            action,
-            path,
-            source,
-        }
+        move |source| Self::Io { action, path, source }
     }
 
-    pub(super) fn parquet(
-        path: &Path,
-    ) -> impl FnOnce(parquet::errors::ParquetError) -> Self + use<> {
+    pub(super) fn parquet(path: &Path) -> impl FnOnce(parquet::errors::ParquetError) -> Self + use<> {
         let path = path.to_owned();
         move |source| Self::Parquet { path, source }
     }
 
     pub(super) fn corrupt(path: &Path, reason: impl Into<String>) -> Self {
-        Self::Corrupt {
-            path: path.to_owned(),
-            reason: reason.into(),
-        }
+        Self::Corrupt { path: path.to_owned(), reason: reason.into() }
     }
 }
 
@@ -88,9 +77,6 @@ pub(super) fn sink_error(place: &Path, error: &io::Error) -> SinkError {
     let place = place.display().to_string();
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => SinkError::Full { place },
-        _ => SinkError::Io {
-            place,
-            reason: error.to_string(),
-        },
+        _ => SinkError::Io { place, reason: error.to_string() },
     }
 }

@@ -41,9 +41,7 @@ fn checksum(salt: Salt, length: [u8; 4], payload: &[u8]) -> u32 {
 
 /// Appends one frame to `out`. `payload` is at most [`MAX_PAYLOAD`] long.
 pub(super) fn push_frame(out: &mut Vec<u8>, salt: Salt, payload: &[u8]) {
-    let length = u32::try_from(payload.len())
-        .expect("at most MAX_PAYLOAD")
-        .to_le_bytes();
+    let length = u32::try_from(payload.len()).expect("at most MAX_PAYLOAD").to_le_bytes();
     out.extend_from_slice(&salt[..4]);
     out.extend_from_slice(&length);
     out.extend_from_slice(&checksum(salt, length, payload).to_le_bytes());
@@ -73,12 +71,7 @@ pub(super) struct Frames<R> {
 
 impl<R: Read> Frames<R> {
     pub(super) fn new(source: R, salt: Salt) -> Self {
-        Self {
-            source,
-            salt,
-            at: HEADER_LEN as u64,
-            pending: None,
-        }
+        Self { source, salt, at: HEADER_LEN as u64, pending: None }
     }
 
     /// The next frame, a damaged stretch, or the end. Frames cost one read each; only damage reads the rest
@@ -102,11 +95,7 @@ impl<R: Read> Frames<R> {
     }
 
     fn take(&mut self, length: usize, into: &mut Vec<u8>) -> io::Result<()> {
-        self.source
-            .by_ref()
-            .take(length as u64)
-            .read_to_end(into)
-            .map(|_| ())
+        self.source.by_ref().take(length as u64).read_to_end(into).map(|_| ())
     }
 
     fn step_pending(&mut self, pending: Vec<u8>, parsed: usize) -> Step {
@@ -117,10 +106,7 @@ impl<R: Read> Frames<R> {
         });
         let at = self.at;
         match next {
-            None => Step::End {
-                at,
-                torn: (pending.len() - parsed) as u64,
-            },
+            None => Step::End { at, torn: (pending.len() - parsed) as u64 },
             Some((start, payload)) if start == parsed => {
                 let length = FRAME_HEAD_LEN + payload.len();
                 self.at += length as u64;
@@ -187,13 +173,7 @@ mod tests {
             let found = steps(&bytes[..cut]);
             assert_eq!(found.len(), whole + 1, "cut at {cut}");
             let at = (HEADER_LEN + ends[whole]) as u64;
-            assert_eq!(
-                found[whole],
-                Step::End {
-                    at,
-                    torn: (cut - ends[whole]) as u64
-                }
-            );
+            assert_eq!(found[whole], Step::End { at, torn: (cut - ends[whole]) as u64 });
         }
     }
 
@@ -207,15 +187,9 @@ mod tests {
                 steps(&bytes),
                 vec![
                     Step::Frame(b"one".to_vec()),
-                    Step::Damage {
-                        at: HEADER_LEN as u64 + 15,
-                        bytes: 15
-                    },
+                    Step::Damage { at: HEADER_LEN as u64 + 15, bytes: 15 },
                     Step::Frame(b"three".to_vec()),
-                    Step::End {
-                        at: (HEADER_LEN + clean.len()) as u64,
-                        torn: 0
-                    },
+                    Step::End { at: (HEADER_LEN + clean.len()) as u64, torn: 0 },
                 ],
                 "byte {byte}"
             );

@@ -46,9 +46,7 @@ pub(super) struct Sealed {
 pub(super) type CreateDisk = Box<dyn Fn(&Path) -> io::Result<Box<dyn Disk>> + Send>;
 
 pub(super) fn create_file(path: &Path) -> io::Result<Box<dyn Disk>> {
-    Ok(Box::new(
-        OpenOptions::new().write(true).create_new(true).open(path)?,
-    ))
+    Ok(Box::new(OpenOptions::new().write(true).create_new(true).open(path)?))
 }
 
 struct Segment {
@@ -71,31 +69,15 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    pub(super) fn new(
-        dir: PathBuf,
-        options: WriterOptions,
-        next_number: u64,
-        create: CreateDisk,
-    ) -> Self {
-        Self {
-            dir,
-            options,
-            next_number,
-            active: None,
-            create,
-            buffer: Vec::new(),
-        }
+    pub(super) fn new(dir: PathBuf, options: WriterOptions, next_number: u64, create: CreateDisk) -> Self {
+        Self { dir, options, next_number, active: None, create, buffer: Vec::new() }
     }
 
     /// Writes `payloads` as frames and syncs them, all or none: after an error the segment ends where it
     /// ended before, and a segment whose sync failed is never written again.
     ///
     /// `sealed` gets the segments that take no more frames.
-    pub(super) fn commit(
-        &mut self,
-        payloads: &[&[u8]],
-        sealed: &mut Vec<Sealed>,
-    ) -> io::Result<()> {
+    pub(super) fn commit(&mut self, payloads: &[&[u8]], sealed: &mut Vec<Sealed>) -> io::Result<()> {
         let mut segment = match self.active.take() {
             Some(segment) => segment,
             None => self.create_segment()?,
@@ -150,10 +132,7 @@ impl Journal {
     fn create_segment(&mut self) -> io::Result<Segment> {
         let salt = uuid::Uuid::new_v4().into_bytes();
         let salt = std::array::from_fn(|i| salt[i] ^ salt[i + 8]);
-        let name = SegmentName {
-            number: self.next_number,
-            salt,
-        };
+        let name = SegmentName { number: self.next_number, salt };
         let path = name.journal_path(&self.dir);
         let start = || {
             let mut disk = (self.create)(&path)?;
@@ -169,22 +148,13 @@ impl Journal {
         })?;
         self.next_number += 1;
         let committed = HEADER_LEN as u64;
-        Ok(Segment {
-            name,
-            path,
-            disk,
-            committed,
-            opened: Instant::now(),
-        })
+        Ok(Segment { name, path, disk, committed, opened: Instant::now() })
     }
 }
 
 fn retire(segment: Segment) -> Option<Sealed> {
     if segment.committed > HEADER_LEN as u64 {
-        return Some(Sealed {
-            name: segment.name,
-            length: segment.committed,
-        });
+        return Some(Sealed { name: segment.name, length: segment.committed });
     }
     let _ = fs::remove_file(&segment.path);
     None

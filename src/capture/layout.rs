@@ -39,10 +39,7 @@ impl SegmentName {
         for (i, byte) in salt.iter_mut().enumerate() {
             *byte = u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).ok()?;
         }
-        Some(Self {
-            number: number.parse().ok()?,
-            salt,
-        })
+        Some(Self { number: number.parse().ok()?, salt })
     }
 
     pub(super) fn journal_path(self, dir: &Path) -> PathBuf {
@@ -54,8 +51,7 @@ impl SegmentName {
     }
 
     pub(super) fn parquet_path(self, dir: &Path, date: &str) -> PathBuf {
-        dir.join(format!("date={date}"))
-            .join(format!("calls-{}.parquet", self.stem()))
+        dir.join(format!("date={date}")).join(format!("calls-{}.parquet", self.stem()))
     }
 }
 
@@ -66,21 +62,13 @@ pub(super) fn journal_dir(dir: &Path) -> PathBuf {
 /// The segments in `dir`, oldest first.
 pub(super) fn segments(dir: &Path) -> Result<BTreeSet<SegmentName>, CaptureError> {
     let names = file_names(&journal_dir(dir))?;
-    Ok(names
-        .iter()
-        .filter_map(|n| SegmentName::parse(n.strip_suffix(".journal")?))
-        .collect())
+    Ok(names.iter().filter_map(|n| SegmentName::parse(n.strip_suffix(".journal")?)).collect())
 }
 
 /// The Parquet files in `dir` (`date=…/*.parquet`), sorted, each with its segment if its name tells one.
-pub(super) fn parquet_files(
-    dir: &Path,
-) -> Result<Vec<(PathBuf, Option<SegmentName>)>, CaptureError> {
+pub(super) fn parquet_files(dir: &Path) -> Result<Vec<(PathBuf, Option<SegmentName>)>, CaptureError> {
     let mut files = vec![];
-    for folder in file_names(dir)?
-        .into_iter()
-        .filter(|name| name.starts_with("date="))
-    {
+    for folder in file_names(dir)?.into_iter().filter(|name| name.starts_with("date=")) {
         let folder = dir.join(folder);
         for name in file_names(&folder)? {
             if let Some(stem) = name.strip_suffix(".parquet") {
@@ -96,12 +84,7 @@ pub(super) fn parquet_files(
 pub(super) fn file_names(folder: &Path) -> Result<Vec<String>, CaptureError> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-            ) =>
-        {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(vec![]);
         }
         Err(error) => return Err(CaptureError::io("list", folder)(error)),
@@ -127,16 +110,11 @@ pub fn date_of(received_at_us: i64) -> String {
     let days = received_at_us.div_euclid(86_400_000_000) + 719_468;
     let era = days.div_euclid(146_097);
     let day_of_era = days.rem_euclid(146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let month_from_march = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 {
-        month_from_march + 3
-    } else {
-        month_from_march - 9
-    };
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
     let year = year_of_era + era * 400 + i64::from(month <= 2);
     format!("{year:04}-{month:02}-{day:02}")
 }
@@ -162,10 +140,7 @@ mod tests {
 
     #[test]
     fn a_segment_name_reads_back() {
-        let name = SegmentName {
-            number: 7,
-            salt: [0, 1, 2, 0xff, 4, 5, 6, 7],
-        };
+        let name = SegmentName { number: 7, salt: [0, 1, 2, 0xff, 4, 5, 6, 7] };
         assert_eq!(name.stem(), "00000007-000102ff04050607");
         assert_eq!(SegmentName::parse(&name.stem()), Some(name));
         assert_eq!(SegmentName::parse("7-zz"), None);

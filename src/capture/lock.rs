@@ -25,12 +25,8 @@ impl Lock {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut pid = String::new();
-                file.read_to_string(&mut pid)
-                    .map_err(CaptureError::io("read", &path))?;
-                return Err(CaptureError::Locked {
-                    dir: dir.to_owned(),
-                    pid: pid.trim().to_owned(),
-                });
+                file.read_to_string(&mut pid).map_err(CaptureError::io("read", &path))?;
+                return Err(CaptureError::Locked { dir: dir.to_owned(), pid: pid.trim().to_owned() });
             }
             Err(TryLockError::Error(error)) => return Err(CaptureError::io("lock", &path)(error)),
         }

@@ -8,8 +8,7 @@ use arrow::array::{BooleanArray, StringArray};
 use arrow::error::ArrowError;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
-    ArrowPredicate, ArrowPredicateFn, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
-    RowFilter,
+    ArrowPredicate, ArrowPredicateFn, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder, RowFilter,
 };
 use parquet::file::statistics::Statistics;
 
@@ -31,24 +30,17 @@ impl ParquetCalls {
     /// Opens a file; the error says why it is not one of ours.
     pub(super) fn open(path: &Path, query: &Query) -> Result<Self, String> {
         let file = File::open(path).map_err(|error| error.to_string())?;
-        let builder =
-            ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| error.to_string())?;
+        let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| error.to_string())?;
         let metadata = builder.metadata().file_metadata().key_value_metadata();
         let version = metadata
             .and_then(|pairs| pairs.iter().find(|pair| pair.key == columns::VERSION_KEY))
             .and_then(|pair| pair.value.as_deref()?.parse::<u16>().ok())
             .ok_or_else(|| format!("it has no {} in its metadata", columns::VERSION_KEY))?;
         if version > SCHEMA_VERSION {
-            return Err(format!(
-                "its schema {version} is newer than this lego's {SCHEMA_VERSION}"
-            ));
+            return Err(format!("its schema {version} is newer than this lego's {SCHEMA_VERSION}"));
         }
         let batches = plan(builder, query).map_err(|error| error.to_string())?;
-        Ok(Self {
-            path: path.to_owned(),
-            batches: Some(batches),
-            ready: VecDeque::new(),
-        })
+        Ok(Self { path: path.to_owned(), batches: Some(batches), ready: VecDeque::new() })
     }
 
     fn refill(&mut self) -> Result<bool, CaptureError> {
@@ -84,16 +76,11 @@ fn plan(
     query: &Query,
 ) -> parquet::errors::Result<ParquetRecordBatchReader> {
     let wanted = [
-        (
-            "session_id",
-            query.session_id.as_ref().map(ToString::to_string),
-        ),
+        ("session_id", query.session_id.as_ref().map(ToString::to_string)),
         ("trial_id", query.trial_id.as_ref().map(ToString::to_string)),
         ("call_id", query.call_id.map(|id| id.to_string())),
     ];
-    let wanted = wanted
-        .into_iter()
-        .filter_map(|(name, value)| Some((name, value?)));
+    let wanted = wanted.into_iter().filter_map(|(name, value)| Some((name, value?)));
     let wanted: Vec<(&'static str, String)> = wanted.collect();
     let mut groups = vec![];
     for group in 0..builder.metadata().num_row_groups() {
@@ -111,20 +98,14 @@ fn plan(
         let only = ProjectionMask::columns(schema, [name]);
         let predicate = ArrowPredicateFn::new(only, move |batch| {
             let column = batch.column(0).as_any().downcast_ref::<StringArray>();
-            let column =
-                column.ok_or_else(|| ArrowError::SchemaError(format!("{name} is no text")))?;
-            Ok(BooleanArray::from_iter(
-                column.iter().map(|v| Some(v == Some(value.as_str()))),
-            ))
+            let column = column.ok_or_else(|| ArrowError::SchemaError(format!("{name} is no text")))?;
+            Ok(BooleanArray::from_iter(column.iter().map(|v| Some(v == Some(value.as_str())))))
         });
         Box::new(predicate) as Box<dyn ArrowPredicate>
     });
     let filter = RowFilter::new(predicates.collect());
     let builder = builder.with_batch_size(BATCH_ROWS).with_row_groups(groups);
-    builder
-        .with_projection(mask)
-        .with_row_filter(filter)
-        .build()
+    builder.with_projection(mask).with_row_filter(filter).build()
 }
 
 /// Whether statistics and Bloom filters leave it open that the row group has a row with these values.
@@ -142,8 +123,7 @@ fn may_hold(
         if let Some(Statistics::ByteArray(range)) = chunk.statistics() {
             let value = value.as_bytes();
             let is_below = range.min_bytes_opt().is_some_and(|min| value < min);
-            let is_above =
-                range.max_is_exact() && range.max_bytes_opt().is_some_and(|max| value > max);
+            let is_above = range.max_is_exact() && range.max_bytes_opt().is_some_and(|max| value > max);
             if is_below || is_above {
                 return Ok(false);
             }

@@ -43,10 +43,7 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Vec<u8>, SinkError> {
             completion: length(completion.as_deref(), &call)?,
             logprobs: length(logprobs.as_deref(), &call)?,
         };
-        let refused = |reason: String| SinkError::Refused {
-            call_id: call.call_id.to_string(),
-            reason,
-        };
+        let refused = |reason: String| SinkError::Refused { call_id: call.call_id.to_string(), reason };
         let at = out.len();
         out.extend_from_slice(&[0; 4]);
         serde_json::to_writer(&mut out, &Head { lists, call: &call })
@@ -61,17 +58,10 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Vec<u8>, SinkError> {
         }
         if let Some(logprobs) = logprobs {
             for eight in logprobs.chunks(8) {
-                let bits = eight
-                    .iter()
-                    .enumerate()
-                    .map(|(i, v)| u8::from(v.is_some()) << i);
+                let bits = eight.iter().enumerate().map(|(i, v)| u8::from(v.is_some()) << i);
                 out.push(bits.sum());
             }
-            out.extend(
-                logprobs
-                    .iter()
-                    .flat_map(|v| v.unwrap_or(0.0).to_bits().to_le_bytes()),
-            );
+            out.extend(logprobs.iter().flat_map(|v| v.unwrap_or(0.0).to_bits().to_le_bytes()));
         }
         if out.len() > super::frame::MAX_PAYLOAD {
             return Err(refused("with its tokens it is over 1 GiB".to_owned()));
@@ -99,9 +89,7 @@ pub(super) fn decode(payload: &[u8]) -> Result<Vec<Call>, String> {
     let mut rest = Cursor(payload);
     let encoding = rest.take(1)?[0];
     if encoding != ENCODING {
-        return Err(format!(
-            "journal encoding {encoding} is newer than this lego's {ENCODING}"
-        ));
+        return Err(format!("journal encoding {encoding} is newer than this lego's {ENCODING}"));
     }
     let count = rest.number()?;
     let mut calls = Vec::with_capacity(count.min(1024) as usize);
@@ -114,28 +102,22 @@ pub(super) fn decode(payload: &[u8]) -> Result<Vec<Call>, String> {
         if let Some(len) = lists.logprobs {
             let validity = rest.take((len as usize).div_ceil(8))?;
             let values = rest.ids(len)?;
-            let values = values.into_iter().enumerate().map(|(i, bits)| {
-                (validity[i / 8] >> (i % 8) & 1 == 1).then(|| f32::from_bits(bits))
-            });
+            let values = values
+                .into_iter()
+                .enumerate()
+                .map(|(i, bits)| (validity[i / 8] >> (i % 8) & 1 == 1).then(|| f32::from_bits(bits)));
             call.completion_logprobs = Some(values.collect());
         }
         calls.push(call);
     }
-    if rest.0.is_empty() {
-        Ok(calls)
-    } else {
-        Err(format!("{} bytes too many", rest.0.len()))
-    }
+    if rest.0.is_empty() { Ok(calls) } else { Err(format!("{} bytes too many", rest.0.len())) }
 }
 
 struct Cursor<'a>(&'a [u8]);
 
 impl<'a> Cursor<'a> {
     fn take(&mut self, len: usize) -> Result<&'a [u8], String> {
-        let (taken, rest) = self
-            .0
-            .split_at_checked(len)
-            .ok_or("a record ends too early")?;
+        let (taken, rest) = self.0.split_at_checked(len).ok_or("a record ends too early")?;
         self.0 = rest;
         Ok(taken)
     }
@@ -147,9 +129,6 @@ impl<'a> Cursor<'a> {
 
     fn ids(&mut self, len: u32) -> Result<Vec<u32>, String> {
         let bytes = self.take(len as usize * 4)?;
-        Ok(bytes
-            .chunks_exact(4)
-            .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-            .collect())
+        Ok(bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     }
 }

@@ -33,20 +33,12 @@ impl Query {
     /// All calls of one session.
     #[must_use]
     pub fn session(session_id: SessionId) -> Self {
-        Self {
-            session_id: Some(session_id),
-            ..Self::default()
-        }
+        Self { session_id: Some(session_id), ..Self::default() }
     }
 
     pub(super) fn wants(&self, call: &Call) -> bool {
-        self.session_id
-            .as_ref()
-            .is_none_or(|id| *id == call.session_id)
-            && self
-                .trial_id
-                .as_ref()
-                .is_none_or(|id| Some(id) == call.trial_id.as_ref())
+        self.session_id.as_ref().is_none_or(|id| *id == call.session_id)
+            && self.trial_id.as_ref().is_none_or(|id| Some(id) == call.trial_id.as_ref())
             && self.call_id.is_none_or(|id| id == call.call_id)
     }
 }
@@ -70,9 +62,7 @@ impl Reader {
     /// The folder is missing or cannot be listed.
     pub fn open(dir: &Path, query: Query) -> Result<Self, CaptureError> {
         if !dir.is_dir() {
-            return Err(CaptureError::NoFolder {
-                dir: dir.to_owned(),
-            });
+            return Err(CaptureError::NoFolder { dir: dir.to_owned() });
         }
         let mut open: HashSet<SegmentName> = HashSet::new();
         let mut segments = VecDeque::new();
@@ -82,22 +72,14 @@ impl Reader {
                     open.insert(name);
                     segments.push_back(calls);
                 }
-                Err(CaptureError::Io { source, .. })
-                    if source.kind() == io::ErrorKind::NotFound => {}
+                Err(CaptureError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
         }
         let files = layout::parquet_files(dir)?.into_iter();
         let files = files.filter(|(_, segment)| segment.is_none_or(|name| !open.contains(&name)));
         let files = files.map(|(path, _)| path).collect();
-        Ok(Self {
-            query,
-            files,
-            segments,
-            current: None,
-            skipped: vec![],
-            damaged_bytes: 0,
-        })
+        Ok(Self { query, files, segments, current: None, skipped: vec![], damaged_bytes: 0 })
     }
 
     /// Files that were left out so far, each with the reason: empty, unreadable or foreign Parquet files.
@@ -161,8 +143,7 @@ impl Iterator for Reader {
     type Item = Result<Call, CaptureError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.next_from_parquet()
-            .or_else(|| self.next_from_journal())
+        self.next_from_parquet().or_else(|| self.next_from_journal())
     }
 }
 
@@ -189,13 +170,7 @@ impl SegmentCalls {
         let frames = frame::parse_header(&head)
             .map(|salt| Frames::new(BufReader::with_capacity(1 << 20, file.take(length)), salt));
         let (ready, seen) = (VecDeque::new(), HashSet::new());
-        Ok(Self {
-            path: path.to_owned(),
-            frames,
-            ready,
-            seen,
-            damaged_bytes: 0,
-        })
+        Ok(Self { path: path.to_owned(), frames, ready, seen, damaged_bytes: 0 })
     }
 
     /// Reads frames until one with new calls; false at the end.
@@ -204,17 +179,12 @@ impl SegmentCalls {
             let Some(frames) = &mut self.frames else {
                 return Ok(false);
             };
-            match frames
-                .step()
-                .map_err(CaptureError::io("read", &self.path))?
-            {
+            match frames.step().map_err(CaptureError::io("read", &self.path))? {
                 Step::Frame(bytes) => {
                     let calls = payload::decode(&bytes)
                         .map_err(|reason| CaptureError::corrupt(&self.path, reason))?;
                     let new = calls.into_iter();
-                    self.ready = new
-                        .filter(|c| self.seen.insert((c.call_id, c.choice_index)))
-                        .collect();
+                    self.ready = new.filter(|c| self.seen.insert((c.call_id, c.choice_index))).collect();
                 }
                 Step::Damage { bytes, .. } => self.damaged_bytes += bytes,
                 Step::End { torn, .. } => {

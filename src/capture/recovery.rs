@@ -36,10 +36,7 @@ pub struct TornTail {
 /// Makes the folder ready for a new writer. Returns the report and the segments to be made into Parquet.
 pub(super) fn recover(dir: &Path) -> Result<(Recovery, Vec<Sealed>), CaptureError> {
     let journal = layout::journal_dir(dir);
-    for name in layout::file_names(&journal)?
-        .into_iter()
-        .filter(|name| name.ends_with(".tmp"))
-    {
+    for name in layout::file_names(&journal)?.into_iter().filter(|name| name.ends_with(".tmp")) {
         let path = journal.join(name);
         fs::remove_file(&path).map_err(CaptureError::io("delete", &path))?;
     }
@@ -78,20 +75,12 @@ fn recover_segment(
         match frames.step().map_err(CaptureError::io("read", &path))? {
             Step::Frame(_) => appends += 1,
             Step::Damage { at, bytes } => {
-                recovery.damaged.push(TornTail {
-                    segment: path.clone(),
-                    at,
-                    bytes,
-                });
+                recovery.damaged.push(TornTail { segment: path.clone(), at, bytes });
             }
             Step::End { at, torn } => {
                 if torn > 0 {
                     truncate(&path, at).map_err(CaptureError::io("truncate", &path))?;
-                    recovery.torn.push(TornTail {
-                        segment: path.clone(),
-                        at,
-                        bytes: torn,
-                    });
+                    recovery.torn.push(TornTail { segment: path.clone(), at, bytes: torn });
                 }
                 break at;
             }
@@ -106,18 +95,10 @@ fn recover_segment(
 }
 
 /// A header cut short is a segment that never took a record; a wrong one is kept aside for a person to see.
-fn discard_headless(
-    path: &Path,
-    length: usize,
-    recovery: &mut Recovery,
-) -> Result<(), CaptureError> {
+fn discard_headless(path: &Path, length: usize, recovery: &mut Recovery) -> Result<(), CaptureError> {
     if length < HEADER_LEN {
         if length > 0 {
-            let tail = TornTail {
-                segment: path.to_owned(),
-                at: 0,
-                bytes: length as u64,
-            };
+            let tail = TornTail { segment: path.to_owned(), at: 0, bytes: length as u64 };
             recovery.torn.push(tail);
         }
         return fs::remove_file(path).map_err(CaptureError::io("delete", path));

@@ -38,11 +38,7 @@ pub struct WriterOptions {
 
 impl Default for WriterOptions {
     fn default() -> Self {
-        Self {
-            durability: Durability::Full,
-            segment_bytes: 64 << 20,
-            segment_age: Duration::from_secs(600),
-        }
+        Self { durability: Durability::Full, segment_bytes: 64 << 20, segment_age: Duration::from_secs(600) }
     }
 }
 
@@ -101,12 +97,8 @@ impl Writer {
             }
         }
         let (recovery, sealed) = recovery::recover(dir)?;
-        let parquet = layout::parquet_files(dir)?
-            .into_iter()
-            .filter_map(|(_, segment)| segment);
-        let numbers = parquet
-            .chain(sealed.iter().map(|s| s.name))
-            .map(|name| name.number);
+        let parquet = layout::parquet_files(dir)?.into_iter().filter_map(|(_, segment)| segment);
+        let numbers = parquet.chain(sealed.iter().map(|s| s.name)).map(|name| name.number);
         let next_number = numbers.max().map_or(1, |last| last + 1);
         let journal = Journal::new(dir.to_owned(), options, next_number, create);
         let (queue, appends) = mpsc::channel(QUEUE);
@@ -122,9 +114,7 @@ impl Writer {
             drop(lock);
             closed
         };
-        let thread = std::thread::Builder::new()
-            .name("lego-capture".to_owned())
-            .spawn(work);
+        let thread = std::thread::Builder::new().name("lego-capture".to_owned()).spawn(work);
         let thread = thread.map_err(CaptureError::io("start the writer of", dir))?;
         Ok(Self {
             dir: dir.to_owned(),
@@ -165,27 +155,20 @@ impl Writer {
     }
 
     fn closed_error(&self) -> SinkError {
-        SinkError::Closed {
-            place: self.dir.display().to_string(),
-        }
+        SinkError::Closed { place: self.dir.display().to_string() }
     }
 }
 
 #[async_trait::async_trait]
 impl CallSink for Writer {
     async fn append(&self, calls: Vec<Call>) -> Result<(), SinkError> {
-        let queue = lock(&self.queue)
-            .clone()
-            .ok_or_else(|| self.closed_error())?;
+        let queue = lock(&self.queue).clone().ok_or_else(|| self.closed_error())?;
         if calls.is_empty() {
             return Ok(());
         }
         let payload = payload::encode(calls)?;
         let (done, committed) = oneshot::channel();
-        queue
-            .send(Append { payload, done })
-            .await
-            .map_err(|_| self.closed_error())?;
+        queue.send(Append { payload, done }).await.map_err(|_| self.closed_error())?;
         drop(queue);
         committed.await.map_err(|_| self.closed_error())?
     }
@@ -193,9 +176,7 @@ impl CallSink for Writer {
 
 /// No code panics while it holds one of these locks, so a poisoned one is still whole.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// The writer thread: gathers what waits, commits it, tells the waiting; seals by size and age.
@@ -227,10 +208,7 @@ async fn write(
             bytes += next.payload.len();
             batch.push(next);
         }
-        let payloads: Vec<&[u8]> = batch
-            .iter()
-            .map(|append| append.payload.as_slice())
-            .collect();
+        let payloads: Vec<&[u8]> = batch.iter().map(|append| append.payload.as_slice()).collect();
         let committed = journal.commit(&payloads, &mut sealed);
         match &committed {
             Ok(()) => {
@@ -252,10 +230,7 @@ async fn write(
         }
         compactor.push(sealed.drain(..));
         // A steady stream of appends must not keep an old segment open.
-        if journal
-            .due()
-            .is_some_and(|due| journal::until(due).is_zero())
-        {
+        if journal.due().is_some_and(|due| journal::until(due).is_zero()) {
             compactor.push(journal.seal());
         }
     }

@@ -45,8 +45,8 @@ pub struct Args {
 /// # Errors
 /// When the model cannot be asked, or the issue or workspace cannot be read.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let statement = read_issue(&args.issue_file)
-        .with_context(|| format!("issue {}", args.issue_file.display()))?;
+    let statement =
+        read_issue(&args.issue_file).with_context(|| format!("issue {}", args.issue_file.display()))?;
     let key = std::env::var("OPENAI_API_KEY").unwrap_or_default();
     let client = Client::new(&args.base_url, &key, Duration::from_secs(args.reply_timeout))?;
     let options = AgentOptions {

@@ -56,22 +56,11 @@ enum Command {
 pub fn run(args: Args) -> anyhow::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let shown = match args.command {
-        Command::Ls {
-            capture_dir,
-            session: None,
-            json,
-        } => list_sessions(&mut out, &capture_dir, json),
-        Command::Ls {
-            capture_dir,
-            session: Some(session),
-            json,
-        } => list_calls(&mut out, &capture_dir, session, json),
-        Command::Show {
-            id,
-            capture_dir,
-            tokens,
-            json,
-        } => show(&mut out, &capture_dir, &id, tokens, json),
+        Command::Ls { capture_dir, session: None, json } => list_sessions(&mut out, &capture_dir, json),
+        Command::Ls { capture_dir, session: Some(session), json } => {
+            list_calls(&mut out, &capture_dir, session, json)
+        }
+        Command::Show { id, capture_dir, tokens, json } => show(&mut out, &capture_dir, &id, tokens, json),
     };
     let shown = shown.and_then(|()| Ok(out.flush()?));
     match shown {
@@ -82,9 +71,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 /// Whoever read the output (`head`) has seen enough.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    error
-        .downcast_ref::<io::Error>()
-        .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+    error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
 #[derive(Default)]
@@ -112,53 +99,26 @@ impl Totals {
         self.completion_tokens += tokens(&call.completion_token_ids);
         self.trainable += u64::from(call.trainable);
         self.failed += u64::from(call.status != crate::record::CallStatus::Ok);
-        self.trial = self
-            .trial
-            .take()
-            .or(call.trial_id.as_ref().map(ToString::to_string));
-        self.task = self
-            .task
-            .take()
-            .or(call.task_id.as_ref().map(ToString::to_string));
+        self.trial = self.trial.take().or(call.trial_id.as_ref().map(ToString::to_string));
+        self.task = self.task.take().or(call.task_id.as_ref().map(ToString::to_string));
         let is_first = self.choices == 1;
-        self.first_us = if is_first {
-            call.received_at
-        } else {
-            self.first_us.min(call.received_at)
-        };
+        self.first_us = if is_first { call.received_at } else { self.first_us.min(call.received_at) };
         self.last_us = self.last_us.max(call.received_at + call.duration_us as i64);
     }
 }
 
 fn list_sessions(out: &mut dyn Write, dir: &std::path::Path, json: bool) -> anyhow::Result<()> {
     let mut sessions: BTreeMap<SessionId, Totals> = BTreeMap::new();
-    let mut reader = Reader::open(
-        dir,
-        Query {
-            without_bodies: true,
-            ..Query::default()
-        },
-    )?;
+    let mut reader = Reader::open(dir, Query { without_bodies: true, ..Query::default() })?;
     for call in reader.by_ref() {
         let call = call?;
-        sessions
-            .entry(call.session_id.clone())
-            .or_default()
-            .add(&call);
+        sessions.entry(call.session_id.clone()).or_default().add(&call);
     }
     warn_skipped(&reader);
     let mut sessions: Vec<_> = sessions.into_iter().collect();
     sessions.sort_by_key(|(_, totals)| totals.first_us);
     if !json {
-        let head = (
-            "session",
-            "calls",
-            "prompt",
-            "sampled",
-            "trainable",
-            "failed",
-            "first call (UTC)",
-        );
+        let head = ("session", "calls", "prompt", "sampled", "trainable", "failed", "first call (UTC)");
         writeln!(
             out,
             "{:<36} {:>6} {:>10} {:>10} {:>9} {:>6}  {:<20} trial",
@@ -190,10 +150,7 @@ fn list_sessions(out: &mut dyn Write, dir: &std::path::Path, json: bool) -> anyh
         }
     }
     if !json {
-        let tokens: u64 = sessions
-            .iter()
-            .map(|(_, totals)| totals.completion_tokens)
-            .sum();
+        let tokens: u64 = sessions.iter().map(|(_, totals)| totals.completion_tokens).sum();
         writeln!(out, "{} sessions, {tokens} sampled tokens", sessions.len())?;
     }
     Ok(())
@@ -206,13 +163,7 @@ fn list_calls(
     json: bool,
 ) -> anyhow::Result<()> {
     let name = session.to_string();
-    let calls = load(
-        dir,
-        Query {
-            without_bodies: true,
-            ..Query::session(session)
-        },
-    )?;
+    let calls = load(dir, Query { without_bodies: true, ..Query::session(session) })?;
     anyhow::ensure!(!calls.is_empty(), "no session {name} in {}", dir.display());
     if !json {
         writeln!(
@@ -222,8 +173,7 @@ fn list_calls(
         )?;
     }
     for call in &calls {
-        let tokens =
-            |ids: &Option<Vec<u32>>| ids.as_ref().map_or("-".to_owned(), |i| i.len().to_string());
+        let tokens = |ids: &Option<Vec<u32>>| ids.as_ref().map_or("-".to_owned(), |i| i.len().to_string());
         if json {
             writeln!(out, "{}", serde_json::to_string(call)?)?;
             continue;
@@ -258,13 +208,7 @@ fn show(
         Err(_) => vec![],
     };
     if let (true, Ok(call_id)) = (calls.is_empty(), id.parse()) {
-        calls = load(
-            dir,
-            Query {
-                call_id: Some(call_id),
-                ..Query::default()
-            },
-        )?;
+        calls = load(dir, Query { call_id: Some(call_id), ..Query::default() })?;
     }
     anyhow::ensure!(
         !calls.is_empty(),
@@ -289,10 +233,7 @@ fn show_call(out: &mut dyn Write, call: &Call, told: usize, tokens: bool) -> any
         Some(body) => serde_json::from_str(body.get()).context("client_request")?,
         None => serde_json::Value::Null,
     };
-    let messages = request["messages"]
-        .as_array()
-        .map(Vec::as_slice)
-        .unwrap_or_default();
+    let messages = request["messages"].as_array().map(Vec::as_slice).unwrap_or_default();
     writeln!(
         out,
         "── call {} #{} · {} · {} · {} · {}",
@@ -300,9 +241,7 @@ fn show_call(out: &mut dyn Write, call: &Call, told: usize, tokens: bool) -> any
         call.choice_index,
         time(call.received_at),
         call.kind.as_str(),
-        call.model_served
-            .as_deref()
-            .unwrap_or(&call.model_requested),
+        call.model_served.as_deref().unwrap_or(&call.model_requested),
         call.status.as_str(),
     )?;
     let new = if told < messages.len() { told } else { 0 };
@@ -310,12 +249,7 @@ fn show_call(out: &mut dyn Write, call: &Call, told: usize, tokens: bool) -> any
         writeln!(out, "   ({new} messages as before)")?;
     }
     for message in &messages[new..] {
-        writeln!(
-            out,
-            "[{}] {}",
-            message["role"].as_str().unwrap_or("?"),
-            content(message)
-        )?;
+        writeln!(out, "[{}] {}", message["role"].as_str().unwrap_or("?"), content(message))?;
     }
     if let Some(error) = &call.error {
         writeln!(out, "[error] {error}")?;
@@ -324,14 +258,8 @@ fn show_call(out: &mut dyn Write, call: &Call, told: usize, tokens: bool) -> any
     for tool in call.tool_calls.iter().flatten() {
         writeln!(out, "[reply calls] {}({})", tool.name, tool.arguments)?;
     }
-    let count = |ids: &Option<Vec<u32>>| {
-        ids.as_ref()
-            .map_or("no".to_owned(), |i| i.len().to_string())
-    };
-    let sum: Option<f32> = call
-        .completion_logprobs
-        .as_ref()
-        .and_then(|l| l.iter().copied().sum());
+    let count = |ids: &Option<Vec<u32>>| ids.as_ref().map_or("no".to_owned(), |i| i.len().to_string());
+    let sum: Option<f32> = call.completion_logprobs.as_ref().and_then(|l| l.iter().copied().sum());
     writeln!(
         out,
         "   {} prompt ids ({}), {} sampled ids ({}), log-prob {} ({}), weights {}, finish {}, {}",
@@ -362,14 +290,9 @@ fn show_tokens(out: &mut dyn Write, call: &Call) -> anyhow::Result<()> {
     let spans = call.weight_spans.as_deref().unwrap_or_default();
     writeln!(out, "   {:>6} {:>8} {:>14}  weights", "#", "id", "log-prob")?;
     for (i, id) in call.completion_token_ids.iter().flatten().enumerate() {
-        let logprob = call
-            .completion_logprobs
-            .as_ref()
-            .and_then(|l| l.get(i).copied().flatten());
+        let logprob = call.completion_logprobs.as_ref().and_then(|l| l.get(i).copied().flatten());
         let at = i as u32;
-        let version = spans
-            .iter()
-            .find(|span| (span.start..span.end).contains(&at));
+        let version = spans.iter().find(|span| (span.start..span.end).contains(&at));
         writeln!(
             out,
             "   {i:>6} {id:>8} {:>14}  {}",
@@ -395,21 +318,16 @@ fn versions(call: &Call) -> String {
 fn content(message: &serde_json::Value) -> String {
     let mut text = match &message["content"] {
         serde_json::Value::String(text) => text.clone(),
-        serde_json::Value::Array(parts) => parts
-            .iter()
-            .map(|part| part["text"].as_str().unwrap_or("[not text]"))
-            .collect(),
+        serde_json::Value::Array(parts) => {
+            parts.iter().map(|part| part["text"].as_str().unwrap_or("[not text]")).collect()
+        }
         _ => String::new(),
     };
     if let Some(calls) = message["tool_calls"].as_array() {
         for call in calls {
             let function = &call["function"];
             let name = function["name"].as_str().unwrap_or("?");
-            let _ = write!(
-                text,
-                " → {name}({})",
-                function["arguments"].as_str().unwrap_or("")
-            );
+            let _ = write!(text, " → {name}({})", function["arguments"].as_str().unwrap_or(""));
         }
     }
     text
@@ -434,9 +352,5 @@ fn warn_skipped(reader: &Reader) {
 fn time(us: i64) -> String {
     let seconds = us.div_euclid(1_000_000).rem_euclid(86_400);
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
-    format!(
-        "{} {hours:02}:{minutes:02}:{:02}",
-        crate::capture::date_of(us),
-        seconds % 60
-    )
+    format!("{} {hours:02}:{minutes:02}:{:02}", crate::capture::date_of(us), seconds % 60)
 }

@@ -47,9 +47,7 @@ impl Files {
             let paths = ConfigPaths::in_folder(Path::new(""));
             if paths == ConfigPaths::default() {
                 let names = FileKind::ALL.map(FileKind::file_name).join(", ");
-                anyhow::bail!(Usage(format!(
-                    "no config file in this folder ({names}). Name the files."
-                )));
+                anyhow::bail!(Usage(format!("no config file in this folder ({names}). Name the files.")));
             }
             return Ok(paths);
         }
@@ -58,10 +56,7 @@ impl Files {
             let kind = FileKind::detect(&path)?;
             if let Some(other) = paths.get(kind) {
                 let (other, name) = (other.display(), kind.file_name());
-                anyhow::bail!(Usage(format!(
-                    "{other} and {} are both a {name}. Name one.",
-                    path.display()
-                )));
+                anyhow::bail!(Usage(format!("{other} and {} are both a {name}. Name one.", path.display())));
             }
             paths = paths.with(kind, path);
         }
@@ -78,16 +73,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Command::Check(files) => {
             let paths = files.paths()?;
             let config = Config::load(&paths, Environment::from_process())?;
-            for note in config
-                .notes(Use::Train)
-                .into_iter()
-                .filter(|note| note.was_set)
-            {
+            for note in config.notes(Use::Train).into_iter().filter(|note| note.was_set) {
                 println!("note: {note}");
             }
-            for error in [config.upstream_api_key().err(), config.client_token().err()]
-                .into_iter()
-                .flatten()
+            for error in [config.upstream_api_key().err(), config.client_token().err()].into_iter().flatten()
             {
                 println!("note: {error}");
             }
@@ -102,10 +91,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
                     .entries()
                     .into_iter()
                     .map(|(key, value, origin)| {
-                        (
-                            key,
-                            serde_json::json!({"value": value, "origin": origin.to_string()}),
-                        )
+                        (key, serde_json::json!({"value": value, "origin": origin.to_string()}))
                     })
                     .collect();
                 println!("{}", serde_json::to_string_pretty(&entries)?);

@@ -33,9 +33,7 @@ pub fn run(_args: Args) -> anyhow::Result<()> {
         let is_there = Path::new(path).exists();
         println!("  {path:<46} {}", if is_there { "ok" } else { "missing" });
         if !is_there {
-            missing.push(format!(
-                "{path} is missing: {why}. Install it with the system's package manager"
-            ));
+            missing.push(format!("{path} is missing: {why}. Install it with the system's package manager"));
         }
     }
     println!("\nSandboxes");
@@ -62,8 +60,7 @@ pub fn run(_args: Args) -> anyhow::Result<()> {
             println!("\nlego will use: {}", capabilities.mode);
         }
         Some(_) => missing.push(
-            "only the weak sandbox works: follow a remedy above, or allow it with --weak-sandbox"
-                .into(),
+            "only the weak sandbox works: follow a remedy above, or allow it with --weak-sandbox".into(),
         ),
         None => missing.push("no sandbox works: follow a remedy above".into()),
     }

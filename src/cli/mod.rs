@@ -3,7 +3,7 @@
 //! Each file has `pub struct Args` (`#[derive(clap::Args)]`, doc comments are the help texts) and
 //! `pub fn run(args: Args) -> anyhow::Result<()>`. A command that needs a runtime calls [`block_on`].
 //!
-//! Exit codes: 0; 1 when the work failed or a check found something; 2 for bad usage or configuration
+//! Exit codes: 0; 130 when a signal stopped the work; 1 when the work failed or a check found something; 2 for bad usage or configuration
 //! ([`crate::config::ConfigError`] or [`Usage`] anywhere in the error's chain).
 //! An error is printed once, by `main`, with its causes.
 
@@ -17,17 +17,15 @@ mod capture;
 mod config;
 mod doctor;
 mod launch;
+mod proxy;
 mod sandbox;
+mod serve;
 mod sft;
+mod task;
 mod train;
 
 /// `1.2.3 (abcdef012345)`: version and git commit.
-pub const VERSION: &str = concat!(
-    env!("CARGO_PKG_VERSION"),
-    " (",
-    env!("LEGO_GIT_COMMIT"),
-    ")"
-);
+pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("LEGO_GIT_COMMIT"), ")");
 
 /// Train code agents by reinforcement learning in their own harnesses.
 ///
@@ -44,10 +42,13 @@ pub struct Cli {
 enum Command {
     Train(train::Args),
     Launch(launch::Args),
+    Proxy(proxy::Args),
+    Serve(serve::Args),
     Sft(sft::Args),
     Capture(capture::Args),
     Config(config::Args),
     Sandbox(sandbox::Args),
+    Task(task::Args),
     Doctor(doctor::Args),
     #[command(hide = true)]
     Agent(agent::Args),
@@ -62,10 +63,13 @@ impl Cli {
         match self.command {
             Command::Train(args) => train::run(args),
             Command::Launch(args) => launch::run(args),
+            Command::Proxy(args) => proxy::run(args),
+            Command::Serve(args) => serve::run(args),
             Command::Sft(args) => sft::run(args),
             Command::Capture(args) => capture::run(args),
             Command::Config(args) => config::run(args),
             Command::Sandbox(args) => sandbox::run(args),
+            Command::Task(args) => task::run(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Agent(args) => agent::run(args),
         }
@@ -80,10 +84,14 @@ pub struct Usage(pub String);
 /// Exit code for an error.
 #[must_use]
 pub fn exit_code(error: &anyhow::Error) -> u8 {
-    let is_usage = error
-        .chain()
-        .any(|cause| cause.is::<Usage>() || cause.is::<crate::config::ConfigError>());
-    if is_usage { 2 } else { 1 }
+    let is_usage = error.chain().any(|cause| cause.is::<Usage>() || cause.is::<crate::config::ConfigError>());
+    let was_stopped =
+        error.chain().any(|cause| matches!(cause.downcast_ref(), Some(crate::run::RunError::Stopped)));
+    match (was_stopped, is_usage) {
+        (true, _) => 130,
+        (false, true) => 2,
+        (false, false) => 1,
+    }
 }
 
 /// An error with its causes; a cause that the message before it already quotes is not repeated.

@@ -83,9 +83,7 @@ async fn run_in_sandbox(run: Run) -> anyhow::Result<i32> {
     }
     let mut stdin = Vec::new();
     if run.stdin {
-        std::io::stdin()
-            .read_to_end(&mut stdin)
-            .context("cannot read standard input")?;
+        std::io::stdin().read_to_end(&mut stdin).context("cannot read standard input")?;
     }
     let limits = Limits {
         memory_bytes: run.memory.map(|mib| mib * MIB),
@@ -99,13 +97,7 @@ async fn run_in_sandbox(run: Run) -> anyhow::Result<i32> {
             env.push((name.into(), value.into()));
         }
     }
-    let mut sandbox = backend
-        .create(Spec {
-            mounts: run.mounts,
-            listen_port: None,
-            limits,
-        })
-        .await?;
+    let mut sandbox = backend.create(Spec { mounts: run.mounts, listen_port: None, limits }).await?;
     let exec = Exec {
         argv: run.argv,
         env,
@@ -119,22 +111,13 @@ async fn run_in_sandbox(run: Run) -> anyhow::Result<i32> {
         interrupt = tokio::signal::ctrl_c() => interrupt.map(|()| None)?,
     };
     sandbox.stop().await?;
-    let Some(exit) = exit else {
-        anyhow::bail!("interrupted")
-    };
+    let Some(exit) = exit else { anyhow::bail!("interrupted") };
     let exit = exit?;
-    std::io::stdout()
-        .write_all(&exit.stdout)
-        .context("cannot write to standard output")?;
-    std::io::stderr()
-        .write_all(&exit.stderr)
-        .context("cannot write to standard error")?;
+    std::io::stdout().write_all(&exit.stdout).context("cannot write to standard output")?;
+    std::io::stderr().write_all(&exit.stderr).context("cannot write to standard error")?;
     let evidence = &exit.evidence;
     if exit.discarded_output_bytes > 0 {
-        eprintln!(
-            "warning: {} bytes of output were thrown away",
-            exit.discarded_output_bytes
-        );
+        eprintln!("warning: {} bytes of output were thrown away", exit.discarded_output_bytes);
     }
     if evidence.timed_out {
         eprintln!("killed: {} s have passed", run.timeout);
@@ -142,9 +125,7 @@ async fn run_in_sandbox(run: Run) -> anyhow::Result<i32> {
     if evidence.oom_kills.is_some_and(|kills| kills > 0) {
         eprintln!("killed: out of memory under the sandbox's own limit");
     }
-    Ok(evidence
-        .code
-        .unwrap_or_else(|| 128 + evidence.signal.unwrap_or(0)))
+    Ok(evidence.code.unwrap_or_else(|| 128 + evidence.signal.unwrap_or(0)))
 }
 
 fn parse_mount(text: &str) -> Result<Mount, String> {
@@ -154,11 +135,7 @@ fn parse_mount(text: &str) -> Result<Mount, String> {
         [host, inside, "rw"] => (host, inside, true),
         _ => return Err("expected HOST:INSIDE or HOST:INSIDE:rw".into()),
     };
-    Ok(Mount {
-        host: host.into(),
-        inside: inside.into(),
-        is_writable,
-    })
+    Ok(Mount { host: host.into(), inside: inside.into(), is_writable })
 }
 
 fn parse_env(text: &str) -> Result<(OsString, OsString), String> {

@@ -11,8 +11,8 @@ use crate::kernels::Pool;
 use crate::model::{Config, Model};
 use crate::train::OptimizerOptions;
 use crate::train::sft::{
-    Conversation, SftMetrics, SftOptions, SourceFolder, SupervisedTrainer, TokenizerSpec,
-    encode_all, read_conversations, write_folder,
+    Conversation, SftMetrics, SftOptions, SourceFolder, SupervisedTrainer, TokenizerSpec, encode_all,
+    read_conversations, write_folder,
 };
 
 /// Steps between lines of progress where there is no terminal.
@@ -128,10 +128,8 @@ fn start(args: &Args, conversations: &[Conversation]) -> anyhow::Result<(Model, 
         return Ok((Model::load(dir)?, SourceFolder::load(dir)?));
     }
     let path = args.init_config.as_ref().context("give --model-path or --init-config")?;
-    let text =
-        std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let json = serde_json::from_slice(&text)
-        .with_context(|| format!("{} is not JSON", path.display()))?;
+    let text = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let json = serde_json::from_slice(&text).with_context(|| format!("{} is not JSON", path.display()))?;
     let config = Config::from_json(path, json)?;
     let source = match (&args.tokenizer, args.train_tokenizer) {
         (Some(dir), _) => SourceFolder::load(dir)?,

@@ -8,10 +8,7 @@ use super::{Config, ConfigError, UpstreamKind};
 impl Config {
     /// Everything that is wrong with the values.
     pub(super) fn problems(&self) -> Vec<ConfigError> {
-        let mut found = Problems {
-            config: self,
-            errors: Vec::new(),
-        };
+        let mut found = Problems { config: self, errors: Vec::new() };
         found.proxy();
         found.upstream();
         found.sandbox();
@@ -40,12 +37,7 @@ impl Problems<'_> {
     }
 
     fn positive(&mut self, key: &str, value: impl Into<u128>) {
-        self.require(
-            value.into() > 0,
-            key,
-            "must be at least 1",
-            &format!("Set {key} to 1 or more."),
-        );
+        self.require(value.into() > 0, key, "must be at least 1", &format!("Set {key} to 1 or more."));
     }
 
     fn within(&mut self, key: &str, value: f64, low: f64, high: f64) {
@@ -60,10 +52,7 @@ impl Problems<'_> {
     fn proxy(&mut self) {
         let proxy = &self.config.proxy;
         let is_loopback = proxy.listen_host == "localhost"
-            || proxy
-                .listen_host
-                .parse::<IpAddr>()
-                .is_ok_and(|address| address.is_loopback());
+            || proxy.listen_host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
         self.require(
             proxy.listen_host == "localhost" || proxy.listen_host.parse::<IpAddr>().is_ok(),
             "proxy.listen_host",
@@ -80,18 +69,10 @@ impl Problems<'_> {
         self.positive("proxy.max_body_bytes", proxy.max_body_bytes as u64);
         self.positive("proxy.max_in_flight", proxy.max_in_flight as u64);
         self.positive("proxy.connect_timeout_secs", proxy.connect_timeout_secs);
-        self.positive(
-            "proxy.first_byte_timeout_secs",
-            proxy.first_byte_timeout_secs,
-        );
+        self.positive("proxy.first_byte_timeout_secs", proxy.first_byte_timeout_secs);
         self.positive("proxy.idle_timeout_secs", proxy.idle_timeout_secs);
         if let Some(pinned) = &proxy.pinned_sampling {
-            self.within(
-                "proxy.pinned_sampling.temperature",
-                pinned.temperature,
-                0.0,
-                100.0,
-            );
+            self.within("proxy.pinned_sampling.temperature", pinned.temperature, 0.0, 100.0);
         }
         let command = self.config.harness.command.as_deref();
         self.require(
@@ -117,17 +98,13 @@ impl Problems<'_> {
                     key: key.to_owned(),
                     value: "(hidden)".to_owned(),
                     problem: "not the name of an environment variable".to_owned(),
-                    remedy: "Put the secret into a variable, and the variable's name here."
-                        .to_owned(),
+                    remedy: "Put the secret into a variable, and the variable's name here.".to_owned(),
                 });
             }
         }
         if proxy.is_embedded() {
             self.require(
-                matches!(
-                    proxy.upstream_kind,
-                    UpstreamKind::Auto | UpstreamKind::Embedded
-                ),
+                matches!(proxy.upstream_kind, UpstreamKind::Auto | UpstreamKind::Embedded),
                 "proxy.upstream_kind",
                 "the upstream is the embedded engine",
                 "Set the upstream's base URL too (proxy.upstream_base_url or policy.base_url).",
@@ -139,8 +116,7 @@ impl Problems<'_> {
                 .or_else(|| url.strip_prefix("https://"))
                 .map(|rest| rest.split('/').next().unwrap_or_default());
             self.require(
-                authority.is_some_and(|authority| !authority.is_empty())
-                    && !url.contains([' ', '?', '#']),
+                authority.is_some_and(|authority| !authority.is_empty()) && !url.contains([' ', '?', '#']),
                 "proxy.upstream_base_url",
                 "neither embedded nor an http(s) URL",
                 "Set it to embedded, or to a URL such as http://127.0.0.1:8000/v1.",
@@ -151,8 +127,7 @@ impl Problems<'_> {
                     key: "proxy.upstream_base_url".to_owned(),
                     value: "(hidden)".to_owned(),
                     problem: "the URL holds a user name or password".to_owned(),
-                    remedy: "Name a variable with the key in proxy.upstream_api_key_env."
-                        .to_owned(),
+                    remedy: "Name a variable with the key in proxy.upstream_api_key_env.".to_owned(),
                 });
             }
             self.require(
@@ -170,12 +145,7 @@ impl Problems<'_> {
 
     fn sandbox(&mut self) {
         let sandbox = &self.config.sandbox;
-        self.require(
-            !sandbox.image.is_empty(),
-            "sandbox.image",
-            "no image",
-            "Set it to host.",
-        );
+        self.require(!sandbox.image.is_empty(), "sandbox.image", "no image", "Set it to host.");
         self.require(
             sandbox.hidden_test_mount.is_absolute(),
             "sandbox.hidden_test_mount",
@@ -200,18 +170,11 @@ impl Problems<'_> {
             "Set it to 2 or more.",
         );
         self.positive("training.batch_size", training.batch_size as u64);
-        self.positive(
-            "training.rollout_batch_size",
-            training.rollout_batch_size as u64,
-        );
+        self.positive("training.rollout_batch_size", training.rollout_batch_size as u64);
         if self.errors.len() > before {
             return;
         }
-        let (group, batch, rollout) = (
-            training.group_size,
-            training.batch_size,
-            training.rollout_batch_size,
-        );
+        let (group, batch, rollout) = (training.group_size, training.batch_size, training.rollout_batch_size);
         self.require(
             batch.is_multiple_of(group),
             "training.batch_size",
@@ -237,19 +200,10 @@ impl Problems<'_> {
         self.positive("training.max_turns", training.max_turns as u64);
         self.positive("training.max_steps", training.max_steps);
         self.positive("training.max_new_tokens", training.max_new_tokens as u64);
-        self.positive("training.eval_samples", training.eval_samples as u64);
-        self.positive(
-            "training.async.long_tail_timeout_sec",
-            training.r#async.long_tail_timeout_sec,
-        );
+        self.positive("training.async.long_tail_timeout_sec", training.r#async.long_tail_timeout_sec);
         self.within("training.kl_coef", training.kl_coef, 0.0, 1e6);
         self.within("training.clip_range", training.clip_range, 0.0, 1.0);
-        self.within(
-            "training.clip_range_high",
-            training.upper_clip_range(),
-            0.0,
-            1e6,
-        );
+        self.within("training.clip_range_high", training.upper_clip_range(), 0.0, 1e6);
         self.within("training.weight_decay", training.weight_decay, 0.0, 1e6);
         self.within("training.max_grad_norm", training.max_grad_norm, 0.0, 1e9);
         self.within("training.temperature", training.temperature, 0.0, 100.0);

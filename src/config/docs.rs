@@ -37,11 +37,7 @@ pub fn reference_markdown() -> Result<String, ConfigError> {
                     let _ = write!(text, "<br>`{name}`: {meaning}");
                 }
                 let cells = [&leaf.kind, &default, &text].map(|cell| cell.replace('|', "\\|"));
-                let _ = writeln!(
-                    out,
-                    "| `{key}` | {} | {} | {} |",
-                    cells[0], cells[1], cells[2]
-                );
+                let _ = writeln!(out, "| `{key}` | {} | {} | {} |", cells[0], cells[1], cells[2]);
             }
         }
     }

@@ -19,10 +19,7 @@ impl Environment {
     /// A variable's value; `None` when it is not set or empty.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.0
-            .get(name)
-            .map(String::as_str)
-            .filter(|value| !value.is_empty())
+        self.0.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 }
 

@@ -41,10 +41,7 @@ impl Layers {
         let Some(kind) = FileKind::of_key(key) else {
             return "config".to_owned();
         };
-        self.files
-            .get(&kind)
-            .cloned()
-            .unwrap_or_else(|| kind.file_name().to_owned())
+        self.files.get(&kind).cloned().unwrap_or_else(|| kind.file_name().to_owned())
     }
 
     pub fn set(&mut self, key: &str, value: Value, shown: Value, origin: Origin) {
@@ -65,20 +62,9 @@ impl Layers {
                 continue;
             };
             let shown = self.shown.get(from).cloned().unwrap_or_default();
-            let origin = Origin::Policy {
-                file: self.file(from),
-                key: from.to_owned(),
-            };
-            if from == "policy.upstream"
-                && value == "embedded"
-                && self.get("policy.base_url").is_none()
-            {
-                self.set(
-                    "proxy.upstream_base_url",
-                    value.clone(),
-                    value.clone(),
-                    origin.clone(),
-                );
+            let origin = Origin::Policy { file: self.file(from), key: from.to_owned() };
+            if from == "policy.upstream" && value == "embedded" && self.get("policy.base_url").is_none() {
+                self.set("proxy.upstream_base_url", value.clone(), value.clone(), origin.clone());
             }
             self.set(to, value, shown, origin);
         }
@@ -104,11 +90,7 @@ impl Layers {
                     Some(kind) => format!("The table {key} belongs in {}.", kind.file_name()),
                     None => suggest(schema, tables, &key, tables.iter().copied()),
                 };
-                errors.push(ConfigError::UnknownKey {
-                    file: file.clone(),
-                    key,
-                    remedy,
-                });
+                errors.push(ConfigError::UnknownKey { file: file.clone(), key, remedy });
                 continue;
             }
             self.add(schema, &file, &key, value, environment, errors);
@@ -128,9 +110,7 @@ impl Layers {
             (Some(keys), Value::Object(table)) => (keys, table),
             (_, value) => {
                 match substitute(schema, path, &value, environment) {
-                    Ok(effective) => {
-                        self.set(path, effective, value, Origin::File(file.to_owned()))
-                    }
+                    Ok(effective) => self.set(path, effective, value, Origin::File(file.to_owned())),
                     Err(variable) => errors.push(ConfigError::MissingVariable {
                         file: file.to_owned(),
                         key: path.to_owned(),
@@ -151,11 +131,7 @@ impl Layers {
                     &key,
                     keys.iter().copied(),
                 );
-                errors.push(ConfigError::UnknownKey {
-                    file: file.to_owned(),
-                    key: inner,
-                    remedy,
-                });
+                errors.push(ConfigError::UnknownKey { file: file.to_owned(), key: inner, remedy });
             }
         }
     }
@@ -163,23 +139,18 @@ impl Layers {
     pub fn deserialize(&self, schema: &Schema) -> Result<Tables, ConfigError> {
         let tree = Value::Object(self.effective.clone());
         serde_path_to_error::deserialize(tree).map_err(|error| {
-            let path: String =
-                error
-                    .path()
-                    .iter()
-                    .fold(String::new(), |path, segment| match segment {
-                        serde_path_to_error::Segment::Seq { index } => format!("{path}[{index}]"),
-                        segment if path.is_empty() => segment.to_string(),
-                        segment => format!("{path}.{segment}"),
-                    });
+            let path: String = error.path().iter().fold(String::new(), |path, segment| match segment {
+                serde_path_to_error::Segment::Seq { index } => format!("{path}[{index}]"),
+                segment if path.is_empty() => segment.to_string(),
+                segment => format!("{path}.{segment}"),
+            });
             let key = path.split('[').next().unwrap_or_default().to_owned();
             // serde's own message may quote a value that came from the environment.
             let kind = schema.kind(&key);
             let shown = self.shown.get(&key).cloned().unwrap_or_default();
             let choices = schema.choices(&key);
-            let nearest = shown
-                .as_str()
-                .and_then(|text| nearest(text, choices.iter().map(|(name, _)| name.as_str())));
+            let nearest =
+                shown.as_str().and_then(|text| nearest(text, choices.iter().map(|(name, _)| name.as_str())));
             let remedy = match nearest {
                 Some(name) => format!("Did you mean {name:?}?"),
                 None => format!("Set {key} to {kind}."),
@@ -212,9 +183,7 @@ pub(super) fn insert(tree: &mut Map<String, Value>, path: &str, value: Value) {
             tree.insert(path.to_owned(), value);
         }
         Some((first, rest)) => {
-            let inner = tree
-                .entry(first)
-                .or_insert_with(|| Value::Object(Map::new()));
+            let inner = tree.entry(first).or_insert_with(|| Value::Object(Map::new()));
             if !inner.is_object() {
                 *inner = Value::Object(Map::new());
             }

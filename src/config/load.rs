@@ -13,10 +13,8 @@ use super::schema::Schema;
 use super::{ConfigError, Environment, Harness, Policy, Proxy, Sandbox, Secret, Training};
 
 /// Environment variables that override a key.
-const OVERRIDES: [(&str, &str); 2] = [
-    ("LEGO_RL_SANDBOX_IMAGE", "sandbox.image"),
-    ("LEGO_RL_LOG_DIR", "training.observability.log_dir"),
-];
+const OVERRIDES: [(&str, &str); 2] =
+    [("LEGO_RL_SANDBOX_IMAGE", "sandbox.image"), ("LEGO_RL_LOG_DIR", "training.observability.log_dir")];
 
 /// One of the three files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,10 +53,7 @@ impl FileKind {
     /// # Errors
     /// [`ConfigError`] when it cannot be read, or is none of the three.
     pub fn detect(path: &Path) -> Result<Self, ConfigError> {
-        let name = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .unwrap_or_default();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if let Some(kind) = Self::ALL.into_iter().find(|kind| kind.file_name() == name) {
             return Ok(kind);
         }
@@ -67,16 +62,9 @@ impl FileKind {
             .into_iter()
             .find(|kind| kind.tables().iter().any(|table| tree.contains_key(*table)))
             .ok_or_else(|| {
-                let tables: Vec<_> = Self::ALL
-                    .iter()
-                    .flat_map(|kind| kind.tables())
-                    .copied()
-                    .collect();
+                let tables: Vec<_> = Self::ALL.iter().flat_map(|kind| kind.tables()).copied().collect();
                 let cause = format!("none of the tables {} is in it", tables.join(", "));
-                ConfigError::Syntax {
-                    file: path.to_owned(),
-                    cause,
-                }
+                ConfigError::Syntax { file: path.to_owned(), cause }
             })
     }
 
@@ -84,9 +72,7 @@ impl FileKind {
     #[must_use]
     pub fn of_key(key: &str) -> Option<Self> {
         let table = key.split('.').next().unwrap_or_default();
-        Self::ALL
-            .into_iter()
-            .find(|kind| kind.tables().contains(&table))
+        Self::ALL.into_iter().find(|kind| kind.tables().contains(&table))
     }
 }
 
@@ -102,13 +88,8 @@ impl ConfigPaths {
     /// Those files that exist in a folder under their usual names.
     #[must_use]
     pub fn in_folder(folder: &Path) -> Self {
-        let find =
-            |kind: FileKind| Some(folder.join(kind.file_name())).filter(|path| path.exists());
-        Self {
-            proxy: find(FileKind::Proxy),
-            sandbox: find(FileKind::Sandbox),
-            train: find(FileKind::Train),
-        }
+        let find = |kind: FileKind| Some(folder.join(kind.file_name())).filter(|path| path.exists());
+        Self { proxy: find(FileKind::Proxy), sandbox: find(FileKind::Sandbox), train: find(FileKind::Train) }
     }
 
     /// The path given for a file.
@@ -199,14 +180,7 @@ impl Config {
             };
             layers.files.insert(kind, path.display().to_string());
             match read(path) {
-                Ok(tree) => layers.add_file(
-                    &schema,
-                    kind.tables(),
-                    path,
-                    tree,
-                    &environment,
-                    &mut errors,
-                ),
+                Ok(tree) => layers.add_file(&schema, kind.tables(), path, tree, &environment, &mut errors),
                 Err(error) => errors.push(error),
             }
         }
@@ -224,19 +198,8 @@ impl Config {
         for kind in FileKind::ALL {
             layers.files.insert(kind, path.display().to_string());
         }
-        let tables: Vec<_> = FileKind::ALL
-            .iter()
-            .flat_map(|kind| kind.tables())
-            .copied()
-            .collect();
-        layers.add_file(
-            &schema,
-            &tables,
-            path,
-            read(path)?,
-            &environment,
-            &mut errors,
-        );
+        let tables: Vec<_> = FileKind::ALL.iter().flat_map(|kind| kind.tables()).copied().collect();
+        layers.add_file(&schema, &tables, path, read(path)?, &environment, &mut errors);
         Self::finish(&schema, layers, environment, errors)
     }
 
@@ -253,11 +216,7 @@ impl Config {
     /// # Errors
     /// As [`Config::load`], naming the flag's value.
     pub fn set(self, key: &str, value: Value, flag: &str) -> Result<Self, ConfigError> {
-        let Self {
-            mut layers,
-            environment,
-            ..
-        } = self;
+        let Self { mut layers, environment, .. } = self;
         layers.set(key, value.clone(), value, Origin::Flag(flag.to_owned()));
         Self::finish(&Schema::new(), layers, environment, Vec::new())
     }
@@ -271,12 +230,7 @@ impl Config {
         for (variable, key) in OVERRIDES {
             let is_flag = matches!(layers.origins.get(key), Some(Origin::Flag(_)));
             if let Some(value) = environment.get(variable).filter(|_| !is_flag) {
-                layers.set(
-                    key,
-                    value.into(),
-                    value.into(),
-                    Origin::Env(variable.to_owned()),
-                );
+                layers.set(key, value.into(), value.into(), Origin::Env(variable.to_owned()));
             }
         }
         layers.apply_policy();
@@ -287,38 +241,16 @@ impl Config {
                 return Err(one_or_several(errors));
             }
         };
-        let Tables {
-            proxy,
-            harness,
-            sandbox,
-            training,
-            policy,
-        } = tables;
-        let config = Self {
-            proxy,
-            harness,
-            sandbox,
-            training,
-            policy,
-            layers,
-            environment,
-        };
+        let Tables { proxy, harness, sandbox, training, policy } = tables;
+        let config = Self { proxy, harness, sandbox, training, policy, layers, environment };
         errors.extend(config.problems());
-        if errors.is_empty() {
-            Ok(config)
-        } else {
-            Err(one_or_several(errors))
-        }
+        if errors.is_empty() { Ok(config) } else { Err(one_or_several(errors)) }
     }
 
     /// Where the value of a key came from.
     #[must_use]
     pub fn origin(&self, key: &str) -> Origin {
-        self.layers
-            .origins
-            .get(key)
-            .cloned()
-            .unwrap_or(Origin::Default)
+        self.layers.origins.get(key).cloned().unwrap_or(Origin::Default)
     }
 
     /// The file that a key belongs to, for messages.
@@ -367,10 +299,7 @@ impl Config {
     /// # Errors
     /// [`ConfigError::MissingVariable`] when that variable is not set.
     pub fn upstream_api_key(&self) -> Result<Option<Secret>, ConfigError> {
-        self.secret(
-            "proxy.upstream_api_key_env",
-            self.proxy.upstream_api_key_env.as_deref(),
-        )
+        self.secret("proxy.upstream_api_key_env", self.proxy.upstream_api_key_env.as_deref())
     }
 
     /// The token that clients must send, from the variable that `proxy.client_token_env` names.
@@ -378,10 +307,7 @@ impl Config {
     /// # Errors
     /// [`ConfigError::MissingVariable`] when that variable is not set.
     pub fn client_token(&self) -> Result<Option<Secret>, ConfigError> {
-        self.secret(
-            "proxy.client_token_env",
-            self.proxy.client_token_env.as_deref(),
-        )
+        self.secret("proxy.client_token_env", self.proxy.client_token_env.as_deref())
     }
 
     fn secret(&self, key: &str, variable: Option<&str>) -> Result<Option<Secret>, ConfigError> {

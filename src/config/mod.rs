@@ -30,11 +30,9 @@ pub use load::{Config, ConfigPaths, FileKind, Origin};
 pub use proxy::{
     Durability, Harness, HarnessType, LlmConfigOverride, PinnedSampling, Proxy, Relay, UpstreamKind,
 };
-pub use sandbox::{
-    AgentOom, Cache, Defense, NetworkPolicy, ReadonlyPaths, Sandbox, SandboxBackend,
-};
+pub use sandbox::{AgentOom, Cache, Defense, NetworkPolicy, ReadonlyPaths, Sandbox, SandboxBackend};
 pub use train::{
-    Aggregation, Algorithm, Async, KlEstimator, LearningRateSchedule, LogLevel, Observability,
-    Policy, Reward, RewardType, Training,
+    Aggregation, Algorithm, Async, KlEstimator, LearningRateSchedule, LogLevel, Observability, Policy,
+    Reward, RewardType, Training,
 };
 pub use unsupported::{Note, Use};

@@ -114,11 +114,7 @@ impl Proxy {
     /// [`Proxy::keep_alive_secs`] as a duration; `None` when keep-alives are off.
     #[must_use]
     pub const fn keep_alive(&self) -> Option<Duration> {
-        if self.keep_alive_secs == 0 {
-            None
-        } else {
-            Some(Duration::from_secs(self.keep_alive_secs))
-        }
+        if self.keep_alive_secs == 0 { None } else { Some(Duration::from_secs(self.keep_alive_secs)) }
     }
 }
 
@@ -135,10 +131,7 @@ pub struct PinnedSampling {
 
 impl Default for PinnedSampling {
     fn default() -> Self {
-        Self {
-            temperature: 1.0,
-            seed: 1,
-        }
+        Self { temperature: 1.0, seed: 1 }
     }
 }
 
@@ -195,9 +188,11 @@ pub struct Harness {
     pub sdk_version: Option<String>,
     /// Settings given to the harness.
     pub llm_config_override: LlmConfigOverride,
-    /// Command line that starts the harness, in place of the built-in one of its type.
+    /// Command line that starts the harness, in place of the built-in one of its type. The program is one of the
+    /// system's or lies in the task's repository; it runs in the workspace, with the task's statement on standard
+    /// input and the policy at `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL`.
     pub command: Option<Vec<String>>,
-    /// Environment variables added for the harness.
+    /// Environment variables added for a harness that `command` starts.
     pub env: BTreeMap<String, String>,
 }
 

@@ -9,18 +9,10 @@ use super::{ConfigError, Environment, FileKind};
 
 /// Reads a file: JSON if its name ends so, else TOML.
 pub(super) fn read(path: &Path) -> Result<Map<String, Value>, ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|cause| ConfigError::Read {
-        file: path.to_owned(),
-        cause: cause.to_string(),
-    })?;
-    let syntax = |cause: String| ConfigError::Syntax {
-        file: path.to_owned(),
-        cause,
-    };
-    if path
-        .extension()
-        .is_some_and(|extension| extension == "json")
-    {
+    let text = std::fs::read_to_string(path)
+        .map_err(|cause| ConfigError::Read { file: path.to_owned(), cause: cause.to_string() })?;
+    let syntax = |cause: String| ConfigError::Syntax { file: path.to_owned(), cause };
+    if path.extension().is_some_and(|extension| extension == "json") {
         match serde_json::from_str(&text) {
             Ok(Value::Object(tree)) => Ok(tree),
             Ok(_) => Err(syntax("the file holds no JSON object".to_owned())),
@@ -28,24 +20,12 @@ pub(super) fn read(path: &Path) -> Result<Map<String, Value>, ConfigError> {
         }
     } else {
         let tree: toml::Table = toml::from_str(&text).map_err(|error| {
-            let before = error
-                .span()
-                .map_or("", |span| text.get(..span.start).unwrap_or_default());
+            let before = error.span().map_or("", |span| text.get(..span.start).unwrap_or_default());
             let line = before.matches('\n').count() + 1;
-            let column = before
-                .rsplit('\n')
-                .next()
-                .map_or(0, |line| line.chars().count())
-                + 1;
-            syntax(format!(
-                "{} at line {line} column {column}",
-                error.message()
-            ))
+            let column = before.rsplit('\n').next().map_or(0, |line| line.chars().count()) + 1;
+            syntax(format!("{} at line {line} column {column}", error.message()))
         })?;
-        Ok(tree
-            .into_iter()
-            .map(|(key, value)| (key, from_toml(value)))
-            .collect())
+        Ok(tree.into_iter().map(|(key, value)| (key, from_toml(value))).collect())
     }
 }
 
@@ -54,16 +34,15 @@ fn from_toml(value: toml::Value) -> Value {
         toml::Value::String(text) => text.into(),
         toml::Value::Integer(number) => number.into(),
         // NaN and infinity have no JSON form; as text they fail the type check by name.
-        toml::Value::Float(number) => serde_json::Number::from_f64(number)
-            .map_or_else(|| number.to_string().into(), Value::Number),
+        toml::Value::Float(number) => {
+            serde_json::Number::from_f64(number).map_or_else(|| number.to_string().into(), Value::Number)
+        }
         toml::Value::Boolean(value) => value.into(),
         toml::Value::Datetime(value) => value.to_string().into(),
         toml::Value::Array(values) => values.into_iter().map(from_toml).collect(),
-        toml::Value::Table(table) => table
-            .into_iter()
-            .map(|(key, value)| (key, from_toml(value)))
-            .collect::<Map<_, _>>()
-            .into(),
+        toml::Value::Table(table) => {
+            table.into_iter().map(|(key, value)| (key, from_toml(value))).collect::<Map<_, _>>().into()
+        }
     }
 }
 
@@ -88,10 +67,9 @@ pub(super) fn substitute(
             }
             Ok(replaced.into())
         }
-        Value::Array(values) => values
-            .iter()
-            .map(|value| substitute(schema, path, value, environment))
-            .collect(),
+        Value::Array(values) => {
+            values.iter().map(|value| substitute(schema, path, value, environment)).collect()
+        }
         Value::Object(table) => table
             .iter()
             .map(|(key, value)| Ok((key.clone(), substitute(schema, path, value, environment)?)))
@@ -125,16 +103,11 @@ fn replace_variables(text: &str, environment: &Environment) -> Result<String, St
 pub(super) fn is_variable_name(name: &str) -> bool {
     !name.is_empty()
         && !name.starts_with(|first: char| first.is_ascii_digit())
-        && name
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
 /// The candidate most like a misspelt name, if one is close.
-pub(super) fn nearest<'a>(
-    name: &str,
-    candidates: impl Iterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub(super) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     candidates
         .map(|candidate| (strsim::jaro_winkler(name, candidate), candidate))
         .filter(|(likeness, _)| *likeness > 0.8)
@@ -149,20 +122,10 @@ pub(super) fn suggest<'a>(
     key: &str,
     siblings: impl Iterator<Item = &'a str> + Clone,
 ) -> String {
-    let elsewhere = || {
-        schema
-            .leaf_paths()
-            .into_iter()
-            .find(|path| path.rsplit('.').next() == Some(key))
-    };
+    let elsewhere = || schema.leaf_paths().into_iter().find(|path| path.rsplit('.').next() == Some(key));
     if let Some(path) = elsewhere() {
         return match FileKind::of_key(&path) {
-            Some(kind)
-                if !path
-                    .split('.')
-                    .next()
-                    .is_some_and(|table| tables.contains(&table)) =>
-            {
+            Some(kind) if !path.split('.').next().is_some_and(|table| tables.contains(&table)) => {
                 format!("That key is {path}, in {}.", kind.file_name())
             }
             _ => format!("That key is {path}."),
@@ -171,8 +134,5 @@ pub(super) fn suggest<'a>(
     if let Some(name) = nearest(key, siblings.clone()) {
         return format!("Did you mean {name}?");
     }
-    format!(
-        "Take it out; the keys here are {}.",
-        siblings.collect::<Vec<_>>().join(", ")
-    )
+    format!("Take it out; the keys here are {}.", siblings.collect::<Vec<_>>().join(", "))
 }

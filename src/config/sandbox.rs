@@ -122,11 +122,7 @@ pub struct Defense {
 
 impl Default for Defense {
     fn default() -> Self {
-        Self {
-            block_outbound: true,
-            mask_test_files: true,
-            readonly_system_paths: ReadonlyPaths::All(true),
-        }
+        Self { block_outbound: true, mask_test_files: true, readonly_system_paths: ReadonlyPaths::All(true) }
     }
 }
 
@@ -152,9 +148,6 @@ pub struct Cache {
 
 impl Default for Cache {
     fn default() -> Self {
-        Self {
-            image_cache_dir: PathBuf::from("./.lego-cache/images"),
-            cache_ttl_hours: 72,
-        }
+        Self { image_cache_dir: PathBuf::from("./.lego-cache/images"), cache_ttl_hours: 72 }
     }
 }

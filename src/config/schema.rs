@@ -34,10 +34,7 @@ impl Schema {
     /// The schema with its reference followed and its `null` alternative taken off.
     fn resolve<'a>(&'a self, mut node: &'a Value) -> &'a Value {
         loop {
-            if let Some(name) = node["$ref"]
-                .as_str()
-                .and_then(|path| path.strip_prefix("#/$defs/"))
-            {
+            if let Some(name) = node["$ref"].as_str().and_then(|path| path.strip_prefix("#/$defs/")) {
                 node = &self.0["$defs"][name];
             } else if let Some(one) = node["anyOf"]
                 .as_array()
@@ -66,18 +63,12 @@ impl Schema {
 
     /// Keys of the table at this path; `None` if it is no table.
     pub fn keys(&self, path: &str) -> Option<Vec<&str>> {
-        Some(
-            self.properties(self.node(path)?)?
-                .keys()
-                .map(String::as_str)
-                .collect(),
-        )
+        Some(self.properties(self.node(path)?)?.keys().map(String::as_str).collect())
     }
 
     /// What the value at this path may be, for people.
     pub fn kind(&self, path: &str) -> String {
-        self.node(path)
-            .map_or_else(String::new, |node| self.kind_of(node))
+        self.node(path).map_or_else(String::new, |node| self.kind_of(node))
     }
 
     /// True if the value at this path is not text, so that `${VAR}` there is parsed.
@@ -85,33 +76,21 @@ impl Schema {
         self.node(path).is_some_and(|node| {
             let kind = &self.resolve(node)["type"];
             ["integer", "number", "boolean"].iter().any(|name| {
-                kind == name
-                    || kind
-                        .as_array()
-                        .is_some_and(|kinds| kinds.contains(&Value::from(*name)))
+                kind == name || kind.as_array().is_some_and(|kinds| kinds.contains(&Value::from(*name)))
             })
         })
     }
 
     /// Names that the value at this path is chosen from.
     pub fn choices(&self, path: &str) -> Vec<(String, String)> {
-        self.node(path)
-            .map(|node| self.choices_of(node))
-            .unwrap_or_default()
+        self.node(path).map(|node| self.choices_of(node)).unwrap_or_default()
     }
 
     fn choices_of(&self, node: &Value) -> Vec<(String, String)> {
         let node = self.resolve(node);
-        let documented = node["oneOf"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|option| {
-                Some((
-                    option["const"].as_str()?.to_owned(),
-                    paragraph(&option["description"]),
-                ))
-            });
+        let documented = node["oneOf"].as_array().into_iter().flatten().filter_map(|option| {
+            Some((option["const"].as_str()?.to_owned(), paragraph(&option["description"])))
+        });
         let plain = node["enum"]
             .as_array()
             .into_iter()
@@ -123,10 +102,7 @@ impl Schema {
     fn kind_of(&self, node: &Value) -> String {
         let choices = self.choices_of(node);
         if !choices.is_empty() {
-            let names: Vec<_> = choices
-                .iter()
-                .map(|(name, _)| format!("`{name}`"))
-                .collect();
+            let names: Vec<_> = choices.iter().map(|(name, _)| format!("`{name}`")).collect();
             return format!("one of {}", names.join(", "));
         }
         let node = self.resolve(node);
@@ -135,10 +111,7 @@ impl Schema {
             return kinds.join(" or ");
         }
         let name = match &node["type"] {
-            Value::Array(names) => names
-                .iter()
-                .find(|name| *name != "null")
-                .and_then(Value::as_str),
+            Value::Array(names) => names.iter().find(|name| *name != "null").and_then(Value::as_str),
             name => name.as_str(),
         };
         match name {
@@ -155,10 +128,7 @@ impl Schema {
                 (None, kind) => format!("list: {kind}"),
             },
             Some("object") if node["properties"].is_object() => "table".to_owned(),
-            Some("object") => format!(
-                "table of names to {}",
-                self.kind_of(&node["additionalProperties"])
-            ),
+            Some("object") => format!("table of names to {}", self.kind_of(&node["additionalProperties"])),
             _ => "any value".to_owned(),
         }
     }
@@ -174,11 +144,8 @@ impl Schema {
 
     fn collect(&self, path: &str, tables: &mut Vec<Table>) {
         let Some(node) = self.node(path) else { return };
-        let mut table = Table {
-            path: path.to_owned(),
-            description: paragraph(&node["description"]),
-            leaves: Vec::new(),
-        };
+        let mut table =
+            Table { path: path.to_owned(), description: paragraph(&node["description"]), leaves: Vec::new() };
         if table.description.is_empty() {
             table.description = paragraph(&self.resolve(node)["description"]);
         }
@@ -207,18 +174,10 @@ impl Schema {
 
     /// Every key path that holds a value.
     pub fn leaf_paths(&self) -> Vec<String> {
-        self.tables()
-            .into_iter()
-            .flat_map(|table| table.leaves)
-            .map(|leaf| leaf.path)
-            .collect()
+        self.tables().into_iter().flat_map(|table| table.leaves).map(|leaf| leaf.path).collect()
     }
 }
 
 fn paragraph(text: &Value) -> String {
-    text.as_str()
-        .unwrap_or_default()
-        .split_whitespace()
-        .collect::<Vec<_>>()
-        .join(" ")
+    text.as_str().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -236,11 +236,7 @@ pub struct Async {
 
 impl Default for Async {
     fn default() -> Self {
-        Self {
-            enable: false,
-            max_staleness: 2,
-            long_tail_timeout_sec: 600,
-        }
+        Self { enable: false, max_staleness: 2, long_tail_timeout_sec: 600 }
     }
 }
 
@@ -260,7 +256,8 @@ pub struct Reward {
     pub r#type: RewardType,
     /// Reward the share of tests that pass, in place of all or nothing.
     pub partial_credit: bool,
-    /// Give a reward floor to trials that the policy itself made invalid. Never for infrastructure.
+    /// Give a reward of -1 to trials that the policy itself made invalid: out of time, out of memory, harness
+    /// ended with an error. Never for infrastructure.
     pub penalize_invalid_trajectory: bool,
 }
 

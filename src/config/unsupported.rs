@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::layers::one_or_several;
 use super::{
-    AgentOom, Algorithm, Config, ConfigError, Durability, HarnessType, NetworkPolicy, Origin,
-    ReadonlyPaths, Relay, RewardType, SandboxBackend, UpstreamKind,
+    Algorithm, Config, ConfigError, HarnessType, NetworkPolicy, Origin, ReadonlyPaths, Relay, RewardType,
+    SandboxBackend, UpstreamKind,
 };
 
 /// What a config is used for: only what that needs is refused.
@@ -36,23 +36,9 @@ pub struct Note {
 
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            file,
-            key,
-            value,
-            problem,
-            remedy,
-            ..
-        } = self;
-        let effect = if self.is_refused {
-            "a run refuses it: "
-        } else {
-            ""
-        };
-        write!(
-            f,
-            "{file}: {key} = {value}: not there yet: {effect}{problem}. {remedy}"
-        )
+        let Self { file, key, value, problem, remedy, .. } = self;
+        let effect = if self.is_refused { "a run refuses it: " } else { "" };
+        write!(f, "{file}: {key} = {value}: not there yet: {effect}{problem}. {remedy}")
     }
 }
 
@@ -66,37 +52,21 @@ impl Config {
             .notes(purpose)
             .into_iter()
             .filter(|note| note.is_refused)
-            .map(
-                |Note {
-                     file,
-                     key,
-                     value,
-                     problem,
-                     remedy,
-                     ..
-                 }| ConfigError::NotThereYet {
-                    file,
-                    key,
-                    value,
-                    problem,
-                    remedy,
-                },
-            )
+            .map(|Note { file, key, value, problem, remedy, .. }| ConfigError::NotThereYet {
+                file,
+                key,
+                value,
+                problem,
+                remedy,
+            })
             .collect();
-        if refused.is_empty() {
-            Ok(())
-        } else {
-            Err(one_or_several(refused))
-        }
+        if refused.is_empty() { Ok(()) } else { Err(one_or_several(refused)) }
     }
 
     /// Keys that do not do what they say yet, as far as `purpose` needs them.
     #[must_use]
     pub fn notes(&self, purpose: Use) -> Vec<Note> {
-        let mut notes = Notes {
-            config: self,
-            found: Vec::new(),
-        };
+        let mut notes = Notes { config: self, found: Vec::new() };
         notes.proxy();
         if purpose == Use::Train {
             notes.policy();
@@ -154,40 +124,19 @@ impl Notes<'_> {
             "SGLang's dialect is not spoken",
             "Use a vLLM server, or embedded.",
         );
-        self.refuse_if(
-            !proxy.history_rewrite_tolerance,
-            "proxy.history_rewrite_tolerance",
-            "rewritten histories are not refused",
-            "Set it to true.",
-        );
-        self.refuse_if(
-            proxy.durability == Durability::ProcessKill,
-            "proxy.durability",
-            "every call is synced to disk",
-            "Set it to power_loss.",
-        );
         if proxy.is_embedded() {
             // The default asks for routing where there is any; a dense model has none.
             return;
         }
-        self.no_effect(
-            "proxy.capture_expert_routing",
-            "expert routing is not captured",
-        );
+        self.no_effect("proxy.capture_expert_routing", "expert routing is not captured");
     }
 
     fn policy(&mut self) {
         let proxy = &self.config.proxy;
         let (key, remedy) = if self.config.policy.upstream.is_some() {
-            (
-                "policy.upstream",
-                "Set it to embedded, and take policy.base_url out.",
-            )
+            ("policy.upstream", "Set it to embedded, and take policy.base_url out.")
         } else {
-            (
-                "proxy.upstream_base_url",
-                "Set it to embedded, and proxy.model_path to the model's folder.",
-            )
+            ("proxy.upstream_base_url", "Set it to embedded, and proxy.model_path to the model's folder.")
         };
         self.refuse_if(
             !proxy.is_embedded() && proxy.upstream_kind == UpstreamKind::Openai,
@@ -218,10 +167,10 @@ impl Notes<'_> {
     fn harness(&mut self) {
         let harness = &self.config.harness;
         self.refuse_if(
-            harness.r#type != HarnessType::Mini,
+            harness.r#type != HarnessType::Mini && harness.command.is_none(),
             "harness.type",
-            "only the harness mini can be started",
-            "Set it to mini.",
+            "only the harness mini can be started by its name",
+            "Set it to mini, or set harness.command to the command line that starts it.",
         );
         self.refuse_if(
             harness.sdk_version.is_some() && harness.r#type == HarnessType::Mini,
@@ -230,16 +179,10 @@ impl Notes<'_> {
             "Take the key out.",
         );
         self.refuse_if(
-            harness.command.is_some(),
-            "harness.command",
-            "harnesses of your own cannot be started",
-            "Take the key out.",
-        );
-        self.refuse_if(
-            !harness.env.is_empty(),
+            !harness.env.is_empty() && harness.command.is_none(),
             "harness.env",
-            "variables cannot be added",
-            "Take the key out.",
+            "the harness mini takes no variables",
+            "Take the key out, or set harness.command.",
         );
         let base_url = harness.llm_config_override.base_url.as_deref();
         let own = format!("http://127.0.0.1:{}", self.config.proxy.listen_port);
@@ -249,6 +192,7 @@ impl Notes<'_> {
             "a sandbox reaches only the model API at proxy.listen_port of its own loopback",
             &format!("Set it to {own}/v1, or take the key out."),
         );
+        self.no_effect("harness.llm_config_override.model", "the policy answers every model name");
         self.no_effect(
             "harness.llm_config_override.auth_type",
             "the proxy holds the key, the harness needs none",
@@ -300,19 +244,10 @@ impl Notes<'_> {
             "Set it to true.",
         );
         self.refuse_if(
-            matches!(
-                sandbox.backend,
-                SandboxBackend::Docker | SandboxBackend::Kubernetes
-            ),
+            matches!(sandbox.backend, SandboxBackend::Docker | SandboxBackend::Kubernetes),
             "sandbox.backend",
             "this backend does not exist",
             "Set it to auto.",
-        );
-        self.refuse_if(
-            sandbox.agent_oom == AgentOom::Mask,
-            "sandbox.agent_oom",
-            "such trials are graded",
-            "Set it to grade.",
         );
         self.no_effect("sandbox.cache.image_cache_dir", "no image is cached");
         self.no_effect("sandbox.cache.cache_ttl_hours", "no image is cached");
@@ -339,18 +274,6 @@ impl Notes<'_> {
             "Set it to task_success.",
         );
         self.refuse_if(
-            training.reward.partial_credit,
-            "training.reward.partial_credit",
-            "a trial passes all its tests or gets no reward",
-            "Set it to false.",
-        );
-        self.refuse_if(
-            training.reward.penalize_invalid_trajectory,
-            "training.reward.penalize_invalid_trajectory",
-            "every trial that the policy ended is graded as it stands",
-            "Set it to false.",
-        );
-        self.refuse_if(
             training.temperature != 1.0,
             "training.temperature",
             "the loss takes log-probabilities at temperature 1",
@@ -362,9 +285,6 @@ impl Notes<'_> {
             "there are no web pages of the run",
             "Set it to false, and watch the progress bar, train.log or TensorBoard.",
         );
-        self.no_effect(
-            "training.observability.trace_sample_rate",
-            "trials are not traced",
-        );
+        self.no_effect("training.observability.trace_sample_rate", "trials are not traced");
     }
 }

@@ -26,7 +26,8 @@ mod slots;
 pub use error::EngineError;
 pub use random::derive_seed;
 pub use request::{
-    EngineOptions, EngineStats, Event, FinishReason, GenerateRequest, LogprobsMode, SampledToken, SamplingParams,
+    EngineOptions, EngineStats, Event, FinishReason, GenerateRequest, LogprobsMode, SampledToken,
+    SamplingParams,
 };
 
 use std::sync::Arc;

@@ -124,7 +124,11 @@ impl GenerateRequest {
             return Err(EngineError::PromptTooLong { prompt_tokens, max_context });
         }
         if self.max_tokens > max_context - prompt_tokens {
-            return Err(EngineError::ContextExceeded { prompt_tokens, max_tokens: self.max_tokens, max_context });
+            return Err(EngineError::ContextExceeded {
+                prompt_tokens,
+                max_tokens: self.max_tokens,
+                max_context,
+            });
         }
         if let Some(&token) = self.prompt.iter().find(|&&token| token as usize >= vocab_size) {
             return Err(EngineError::TokenOutOfRange { token, vocab_size });

@@ -31,7 +31,8 @@ impl Sampler {
         top: usize,
     ) -> Option<Choice> {
         let raw = kernels::normalizer(logits).log_sum_exp;
-        if !raw.is_finite() {
+        // The vector exponential clamps its argument, so a NaN would not show in the sum.
+        if !raw.is_finite() || logits.iter().any(|logit| logit.is_nan()) {
             return None;
         }
         if sampling.temperature == 0.0 {
@@ -43,15 +44,14 @@ impl Sampler {
             LogprobsMode::Raw => top_of(logits, raw, top),
             LogprobsMode::Processed => Vec::new(),
         };
-        let unscaled: Option<Vec<f32>> = (mode == LogprobsMode::Raw && sampling.temperature != 1.0)
-            .then(|| logits.to_vec());
+        let unscaled: Option<Vec<f32>> =
+            (mode == LogprobsMode::Raw && sampling.temperature != 1.0).then(|| logits.to_vec());
         kernels::apply_temperature(logits, sampling.temperature);
 
         self.probabilities.clear();
         self.probabilities.extend_from_slice(logits);
         kernels::softmax(&mut self.probabilities);
-        let is_truncated =
-            sampling.top_p < 1.0 || (sampling.top_k > 0 && sampling.top_k < logits.len());
+        let is_truncated = sampling.top_p < 1.0 || (sampling.top_k > 0 && sampling.top_k < logits.len());
         if is_truncated {
             self.truncate(sampling);
         }
@@ -92,7 +92,8 @@ impl Sampler {
         }
         self.order[..kept].sort_unstable_by(likeliest_first);
         if sampling.top_p < 1.0 {
-            let sum = |order: &[u32]| order.iter().map(|&id| f64::from(probabilities[id as usize])).sum::<f64>();
+            let sum =
+                |order: &[u32]| order.iter().map(|&id| f64::from(probabilities[id as usize])).sum::<f64>();
             let wanted = f64::from(sampling.top_p) * sum(&self.order[..kept]);
             let mut reached = 0.0;
             let nucleus = self.order[..kept].iter().position(|&id| {
@@ -182,7 +183,10 @@ mod tests {
             if kept.contains(&id) {
                 let expected = f64::from(logprobs[id]).exp();
                 let found = f64::from(counts[id]) / 20_000.0;
-                assert!((found - expected).abs() < 5.0 * (expected / 20_000.0).sqrt(), "{id}: {found} {expected}");
+                assert!(
+                    (found - expected).abs() < 5.0 * (expected / 20_000.0).sqrt(),
+                    "{id}: {found} {expected}"
+                );
                 total += expected;
             } else {
                 assert_eq!(counts[id], 0, "{id}");
@@ -206,7 +210,10 @@ mod tests {
         let (_, plain) = counts(SamplingParams::default(), LogprobsMode::Raw);
         let hot = SamplingParams { temperature: 3.0, ..SamplingParams::default() };
         let (_, scaled) = counts(hot, LogprobsMode::Raw);
-        assert_eq!(plain.iter().map(|v| v.to_bits()).collect::<Vec<_>>(), scaled.iter().map(|v| v.to_bits()).collect::<Vec<_>>());
+        assert_eq!(
+            plain.iter().map(|v| v.to_bits()).collect::<Vec<_>>(),
+            scaled.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+        );
     }
 
     #[test]

@@ -209,12 +209,12 @@ impl Scheduler {
     /// Moves new commands to `waiting`; sleeps while there is nothing to do. `false` at the end.
     fn take_commands(&mut self) -> bool {
         let mut inbox = self.shared.inbox();
-        while self.running.is_empty() && self.waiting.is_empty() && inbox.commands.is_empty() && !inbox.is_closed {
-            inbox = self
-                .shared
-                .changed
-                .wait(inbox)
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
+        while self.running.is_empty()
+            && self.waiting.is_empty()
+            && inbox.commands.is_empty()
+            && !inbox.is_closed
+        {
+            inbox = self.shared.changed.wait(inbox).unwrap_or_else(std::sync::PoisonError::into_inner);
         }
         self.waiting.extend(inbox.commands.drain(..));
         !inbox.is_closed

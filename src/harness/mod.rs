@@ -7,8 +7,10 @@
 //!   can enter a prompt.
 //! - The prompt of [`mini`] is made from the task's statement and workspace alone.
 
+mod command;
 mod launch;
 pub mod mini;
 
+pub use command::CommandLine;
 pub use launch::{BASE_URL, Harness, LISTEN_PORT, Launch, PLACEHOLDER_KEY, TrialInput, WORKSPACE};
 pub use mini::Mini;

@@ -9,10 +9,7 @@ use super::simd::{LANES, Simd};
 /// # Panics
 /// When the lengths do not fit.
 pub fn swiglu(gate_up: &[f32], width: usize, y: &mut [f32]) {
-    assert!(
-        gate_up.len() == 2 * y.len() && y.len().is_multiple_of(width),
-        "rows fit"
-    );
+    assert!(gate_up.len() == 2 * y.len() && y.len().is_multiple_of(width), "rows fit");
     // SAFETY: lengths were checked.
     unsafe { forward(gate_up.as_ptr(), y.as_mut_ptr(), y.len() / width, width) };
 }
@@ -44,19 +41,9 @@ unsafe fn forward_body<S: Simd>(gate_up: *const f32, y: *mut f32, rows: usize, w
 /// # Panics
 /// When the lengths do not fit.
 pub fn swiglu_backward(gate_up: &mut [f32], width: usize, dy: &mut [f32]) {
-    assert!(
-        gate_up.len() == 2 * dy.len() && dy.len().is_multiple_of(width),
-        "rows fit"
-    );
+    assert!(gate_up.len() == 2 * dy.len() && dy.len().is_multiple_of(width), "rows fit");
     // SAFETY: lengths were checked.
-    unsafe {
-        backward(
-            gate_up.as_mut_ptr(),
-            dy.as_mut_ptr(),
-            dy.len() / width,
-            width,
-        )
-    };
+    unsafe { backward(gate_up.as_mut_ptr(), dy.as_mut_ptr(), dy.len() / width, width) };
 }
 
 dispatch! {

@@ -29,10 +29,7 @@ pub fn adamw(
     grad_scale: f32,
 ) {
     let len = params.len();
-    assert!(
-        grads.len() == len && m.len() == len && v.len() == len,
-        "moments fit the parameters"
-    );
+    assert!(grads.len() == len && m.len() == len && v.len() == len, "moments fit the parameters");
     assert!(step > 0, "steps count from 1");
     let correction = |beta: f32| 1.0 - f64::from(beta).powf(step as f64);
     let constants = Constants {
@@ -43,14 +40,7 @@ pub fn adamw(
     };
     // SAFETY: lengths were checked.
     unsafe {
-        update(
-            params.as_mut_ptr(),
-            grads.as_ptr(),
-            m.as_mut_ptr(),
-            v.as_mut_ptr(),
-            len,
-            &constants,
-        );
+        update(params.as_mut_ptr(), grads.as_ptr(), m.as_mut_ptr(), v.as_mut_ptr(), len, &constants);
     }
 }
 
@@ -74,13 +64,7 @@ unsafe fn update_body<S: Simd>(
     len: usize,
     constants: &Constants,
 ) {
-    let AdamW {
-        lr,
-        beta1,
-        beta2,
-        eps,
-        weight_decay,
-    } = constants.options;
+    let AdamW { lr, beta1, beta2, eps, weight_decay } = constants.options;
     let mut at = 0;
     while at < len {
         let n = (len - at).min(LANES);
@@ -93,17 +77,10 @@ unsafe fn update_body<S: Simd>(
             let new_v = S::fma(S::splat(beta2), old_v, square);
             let root = S::div(S::sqrt(new_v), S::splat(constants.root_correction));
             let ratio = S::div(new_m, S::add(root, S::splat(eps)));
-            let decayed = S::mul(
-                load::<S>(params.add(at), n),
-                S::splat(1.0 - lr * weight_decay),
-            );
+            let decayed = S::mul(load::<S>(params.add(at), n), S::splat(1.0 - lr * weight_decay));
             store::<S>(m.add(at), new_m, n);
             store::<S>(v.add(at), new_v, n);
-            store::<S>(
-                params.add(at),
-                S::fma(ratio, S::splat(-constants.step_size), decayed),
-                n,
-            );
+            store::<S>(params.add(at), S::fma(ratio, S::splat(-constants.step_size), decayed), n);
         }
         at += n;
     }

@@ -178,13 +178,7 @@ pub(super) unsafe fn scale_row<S: Simd>(row: *mut f32, len: usize, factor: f32) 
     while at < len {
         let n = (len - at).min(LANES);
         // SAFETY: the caller's promise.
-        unsafe {
-            store::<S>(
-                row.add(at),
-                S::mul(load::<S>(row.add(at), n), S::splat(factor)),
-                n,
-            )
-        };
+        unsafe { store::<S>(row.add(at), S::mul(load::<S>(row.add(at), n), S::splat(factor)), n) };
         at += n;
     }
 }
@@ -197,13 +191,7 @@ dispatch! {
 ///
 /// # Safety
 /// Both pointers are valid for the shape; `panels` holds whole panels.
-pub(super) unsafe fn pack_panels(
-    from: *const f32,
-    stride: usize,
-    rows: usize,
-    dim: usize,
-    panels: *mut f32,
-) {
+pub(super) unsafe fn pack_panels(from: *const f32, stride: usize, rows: usize, dim: usize, panels: *mut f32) {
     for row in 0..rows {
         let start = row / PANEL * PANEL * dim + row % PANEL;
         for column in 0..dim {
@@ -217,13 +205,7 @@ pub(super) unsafe fn pack_panels(
 ///
 /// # Safety
 /// Both pointers are valid for the shape and do not overlap.
-pub(super) unsafe fn pack_rows(
-    from: *const f32,
-    stride: usize,
-    rows: usize,
-    dim: usize,
-    to: *mut f32,
-) {
+pub(super) unsafe fn pack_rows(from: *const f32, stride: usize, rows: usize, dim: usize, to: *mut f32) {
     for row in 0..rows {
         // SAFETY: the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(from.add(row * stride), to.add(row * dim), dim) };
@@ -237,10 +219,7 @@ pub(super) unsafe fn pack_rows(
 ///
 /// # Panics
 /// When the lengths do not fit.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "three operands, their stride and the shape"
-)]
+#[expect(clippy::too_many_arguments, reason = "three operands, their stride and the shape")]
 pub fn attention(
     pool: &Pool,
     shape: Heads,
@@ -251,11 +230,7 @@ pub fn attention(
     value_stride: usize,
     out: &mut [f32],
 ) {
-    let Heads {
-        heads,
-        kv_heads,
-        head_dim,
-    } = shape;
+    let Heads { heads, kv_heads, head_dim } = shape;
     let rows = out.len() / (heads * head_dim);
     check(shape, sequences, rows, queries, keys, values, value_stride);
     let out = Raw::new(out);
@@ -271,16 +246,9 @@ pub fn attention(
             // different sequences.
             unsafe {
                 let key = Raw::read(keys).at((sequence.start * kv_heads + kv_head) * head_dim);
-                let value =
-                    Raw::read(values).at(sequence.start * value_stride + kv_head * head_dim);
+                let value = Raw::read(values).at(sequence.start * value_stride + kv_head * head_dim);
                 pack_panels(key, kv_heads * head_dim, len, head_dim, panels.as_mut_ptr());
-                pack_rows(
-                    value,
-                    value_stride,
-                    len,
-                    head_dim,
-                    dense_values.as_mut_ptr(),
-                );
+                pack_rows(value, value_stride, len, head_dim, dense_values.as_mut_ptr());
                 for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
                     for start in (0..len).step_by(QUERIES) {
                         let at = ((sequence.start + start) * heads + head) * head_dim;
@@ -317,10 +285,7 @@ pub(super) fn check(
     let key_width = shape.kv_heads * shape.head_dim;
     let mut end = 0;
     for sequence in sequences {
-        assert!(
-            end <= sequence.start && sequence.start <= sequence.end,
-            "sequences do not overlap"
-        );
+        assert!(end <= sequence.start && sequence.start <= sequence.end, "sequences do not overlap");
         end = sequence.end;
     }
     assert!(
@@ -346,10 +311,7 @@ pub fn cache_write(
     (keys, values): (&mut [f32], &mut [f32]),
 ) {
     let dim = shape.head_dim;
-    assert!(
-        position < capacity && capacity.is_multiple_of(PANEL),
-        "the position fits"
-    );
+    assert!(position < capacity && capacity.is_multiple_of(PANEL), "the position fits");
     for head in 0..shape.kv_heads {
         let start = head * capacity * dim;
         let panel = start + position / PANEL * PANEL * dim + position % PANEL;
@@ -405,11 +367,7 @@ pub fn attention_cached(
     queries: &[f32],
     out: &mut [f32],
 ) {
-    let Heads {
-        heads,
-        kv_heads,
-        head_dim,
-    } = shape;
+    let Heads { heads, kv_heads, head_dim } = shape;
     let width = heads * head_dim;
     assert_eq!(queries.len(), out.len(), "rows fit");
     let mut end = 0;
@@ -456,22 +414,12 @@ pub fn attention_cached(
                     if rows == 1 {
                         // The heads of a group share their keys and see the same positions.
                         let (rows, query_row, out_row) = (shape.group(), head_dim, head_dim);
-                        attend(&Attend {
-                            rows,
-                            grows: 0,
-                            query_row,
-                            out_row,
-                            ..one_head
-                        });
+                        attend(&Attend { rows, grows: 0, query_row, out_row, ..one_head });
                         continue;
                     }
                     for head in 0..shape.group() {
                         let queries = one_head.queries.add(head * head_dim);
-                        attend(&Attend {
-                            queries,
-                            out: one_head.out.add(head * head_dim),
-                            ..one_head
-                        });
+                        attend(&Attend { queries, out: one_head.out.add(head * head_dim), ..one_head });
                     }
                 }
             }

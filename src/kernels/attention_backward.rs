@@ -36,35 +36,13 @@ pub fn attention_backward(
     d_keys: &mut [f32],
     d_values: &mut [f32],
 ) {
-    let AttentionInputs {
-        queries,
-        keys,
-        values,
-        value_stride,
-        out,
-    } = inputs;
-    let Heads {
-        heads,
-        kv_heads,
-        head_dim,
-    } = shape;
+    let AttentionInputs { queries, keys, values, value_stride, out } = inputs;
+    let Heads { heads, kv_heads, head_dim } = shape;
     let rows = out.len() / (heads * head_dim);
     check(shape, sequences, rows, queries, keys, values, value_stride);
-    check(
-        shape,
-        sequences,
-        rows,
-        d_queries,
-        d_keys,
-        d_values,
-        value_stride,
-    );
-    assert!(
-        out.len() == queries.len() && d_out.len() == queries.len(),
-        "rows fit"
-    );
-    let (to_queries, to_keys, to_values) =
-        (Raw::new(d_queries), Raw::new(d_keys), Raw::new(d_values));
+    check(shape, sequences, rows, d_queries, d_keys, d_values, value_stride);
+    assert!(out.len() == queries.len() && d_out.len() == queries.len(), "rows fit");
+    let (to_queries, to_keys, to_values) = (Raw::new(d_queries), Raw::new(d_keys), Raw::new(d_values));
     pool.run(sequences.len() * kv_heads, |task| {
         let (sequence, kv_head) = (&sequences[task / kv_heads], task % kv_heads);
         let len = sequence.len();
@@ -74,11 +52,7 @@ pub fn attention_backward(
         let score_row = capacity + LANES;
         with_scratch(5 * one + 2 * QUERIES * score_row, |scratch| {
             let mut pieces = scratch[..5 * one].chunks_exact_mut(one);
-            let mut piece = || {
-                pieces
-                    .next()
-                    .map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr)
-            };
+            let mut piece = || pieces.next().map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr);
             let (key_panels, value_panels, dense_keys) = (piece(), piece(), piece());
             let (d_keys, d_values) = (piece(), piece());
             let scores = Raw::read(&scratch[5 * one..]);
@@ -184,22 +158,13 @@ unsafe fn block_body<S: Simd>(b: &Block) {
             output: Output::Set,
         };
         product(&scores);
-        product(&Product {
-            left: b.d_out,
-            right: Right::Panels(b.value_panels),
-            out: b.d_scores,
-            ..scores
-        });
+        product(&Product { left: b.d_out, right: Right::Panels(b.value_panels), out: b.d_scores, ..scores });
         for row in 0..b.rows {
             let scores = b.scores.add(row * b.score_row);
             let d_scores = b.d_scores.add(row * b.score_row);
             let visible = b.start + row + 1;
             let inverse = S::splat(1.0 / exp_row::<S>(scores, visible));
-            let mean = S::splat(dot::<S>(
-                b.out.add(row * b.row),
-                b.d_out.add(row * b.row),
-                dim,
-            ));
+            let mean = S::splat(dot::<S>(b.out.add(row * b.row), b.d_out.add(row * b.row), dim));
             let mut at = 0;
             while at < visible {
                 let n = (visible - at).min(LANES);

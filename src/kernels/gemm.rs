@@ -169,9 +169,7 @@ unsafe fn product_body<S: Simd>(p: &Product) {
                         let panel = start.add(j / PANEL * PANEL * p.k + j % PANEL);
                         (panel.add(done * PANEL), PANEL, false)
                     }
-                    Right::Strided(start, stride) => {
-                        (start.add(done * stride + j), stride, tail < LANES)
-                    }
+                    Right::Strided(start, stride) => (start.add(done * stride + j), stride, tail < LANES),
                 }
             };
             let mut i = 0;
@@ -272,9 +270,7 @@ pub(super) unsafe fn share(pool: &Pool, whole: Product) {
     let tasks = units.min(4 * threads);
     pool.run(tasks, move |task| {
         let whole = { whole };
-        let Product {
-            right, left, out, ..
-        } = whole;
+        let Product { right, left, out, .. } = whole;
         let start = task * units / tasks * unit;
         let len = ((task + 1) * units / tasks * unit).min(total) - start;
         // SAFETY: tasks cover disjoint rows or columns of the whole; the caller promised the whole.
@@ -291,12 +287,7 @@ pub(super) unsafe fn share(pool: &Pool, whole: Product) {
                     Right::Panels(from) => Right::Panels(from.add(start * k)),
                     Right::Strided(from, stride) => Right::Strided(from.add(start), stride),
                 };
-                Product {
-                    n: len,
-                    right,
-                    out: out.add(start),
-                    ..whole
-                }
+                Product { n: len, right, out: out.add(start), ..whole }
             });
         }
     });

@@ -53,10 +53,7 @@ pub(crate) unsafe fn dot<S: Simd>(a: *const f32, b: *const f32, len: usize) -> f
             at += LANES;
         }
         if at < len {
-            let (a, b) = (
-                S::load_first(a.add(at), len - at),
-                S::load_first(b.add(at), len - at),
-            );
+            let (a, b) = (S::load_first(a.add(at), len - at), S::load_first(b.add(at), len - at));
             sum = S::fma(a, b, sum);
         }
         S::reduce_add(sum)
@@ -70,13 +67,7 @@ pub(crate) unsafe fn dot<S: Simd>(a: *const f32, b: *const f32, len: usize) -> f
 #[inline(always)]
 pub(crate) unsafe fn load<S: Simd>(from: *const f32, count: usize) -> S::V {
     // SAFETY: the caller's promise.
-    unsafe {
-        if count >= LANES {
-            S::load(from)
-        } else {
-            S::load_first(from, count)
-        }
-    }
+    unsafe { if count >= LANES { S::load(from) } else { S::load_first(from, count) } }
 }
 
 /// # Safety
@@ -84,13 +75,7 @@ pub(crate) unsafe fn load<S: Simd>(from: *const f32, count: usize) -> S::V {
 #[inline(always)]
 pub(crate) unsafe fn store<S: Simd>(to: *mut f32, value: S::V, count: usize) {
     // SAFETY: the caller's promise.
-    unsafe {
-        if count >= LANES {
-            S::store(to, value)
-        } else {
-            S::store_first(to, value, count)
-        }
-    }
+    unsafe { if count >= LANES { S::store(to, value) } else { S::store_first(to, value, count) } }
 }
 
 thread_local! {
@@ -99,9 +84,7 @@ thread_local! {
 
 /// Lends a buffer of `len` floats that this thread uses again and again. Its content is arbitrary.
 pub fn with_scratch<T>(len: usize, work: impl FnOnce(&mut [f32]) -> T) -> T {
-    let mut buffer = SCRATCH
-        .with(|scratch| scratch.borrow_mut().pop())
-        .unwrap_or_default();
+    let mut buffer = SCRATCH.with(|scratch| scratch.borrow_mut().pop()).unwrap_or_default();
     if buffer.len() < len {
         buffer.resize(len, 0.0);
     }

@@ -17,11 +17,7 @@ impl Packed {
     /// Packs row-major `weights` `[n, k]`.
     #[must_use]
     pub fn new(weights: &[f32], n: usize, k: usize) -> Self {
-        let mut packed = Self {
-            n,
-            k,
-            data: vec![0.0; n.div_ceil(PANEL) * PANEL * k],
-        };
+        let mut packed = Self { n, k, data: vec![0.0; n.div_ceil(PANEL) * PANEL * k] };
         packed.repack(weights);
         packed
     }
@@ -31,11 +27,7 @@ impl Packed {
     /// # Panics
     /// When `weights` does not have `n * k` values.
     pub fn repack(&mut self, weights: &[f32]) {
-        assert_eq!(
-            weights.len(),
-            self.n * self.k,
-            "weights have the packed matrix's shape"
-        );
+        assert_eq!(weights.len(), self.n * self.k, "weights have the packed matrix's shape");
         if self.k == 0 {
             return;
         }
@@ -72,29 +64,17 @@ impl<'a> View<'a> {
     /// Dense rows.
     #[must_use]
     pub fn new(data: &'a [f32], columns: usize) -> Self {
-        Self {
-            data,
-            columns,
-            stride: columns,
-        }
+        Self { data, columns, stride: columns }
     }
 
     /// Some columns of wider rows.
     #[must_use]
     pub fn columns(data: &'a [f32], stride: usize, columns: Range<usize>) -> Self {
-        Self {
-            data: data.get(columns.start..).unwrap_or(&[]),
-            columns: columns.len(),
-            stride,
-        }
+        Self { data: data.get(columns.start..).unwrap_or(&[]), columns: columns.len(), stride }
     }
 
     fn check(&self, rows: usize) {
-        let needed = if rows == 0 {
-            0
-        } else {
-            (rows - 1) * self.stride + self.columns
-        };
+        let needed = if rows == 0 { 0 } else { (rows - 1) * self.stride + self.columns };
         assert!(
             self.columns <= self.stride && needed <= self.data.len(),
             "a view has the rows it is used for"
@@ -106,18 +86,9 @@ impl<'a> View<'a> {
 ///
 /// # Panics
 /// When the lengths do not fit.
-pub fn matmul_packed(
-    pool: &Pool,
-    left: View<'_>,
-    weights: &Packed,
-    out: &mut [f32],
-    output: Output,
-) {
+pub fn matmul_packed(pool: &Pool, left: View<'_>, weights: &Packed, out: &mut [f32], output: Output) {
     let (n, k) = (weights.n, weights.k);
-    assert!(
-        left.columns == k && out.len().is_multiple_of(n),
-        "operands fit"
-    );
+    assert!(left.columns == k && out.len().is_multiple_of(n), "operands fit");
     let m = out.len() / n;
     left.check(m);
     // SAFETY: lengths were checked; `out` is borrowed mutably, so it overlaps nothing.
@@ -176,13 +147,7 @@ pub fn matmul(pool: &Pool, left: View<'_>, right: View<'_>, out: &mut [f32], out
 ///
 /// # Panics
 /// When the lengths do not fit.
-pub fn accumulate_outer(
-    pool: &Pool,
-    rows: usize,
-    left: View<'_>,
-    right: View<'_>,
-    out: &mut [f32],
-) {
+pub fn accumulate_outer(pool: &Pool, rows: usize, left: View<'_>, right: View<'_>, out: &mut [f32]) {
     let (m, n) = (left.columns, right.columns);
     assert_eq!(out.len(), m * n, "operands fit");
     left.check(rows);

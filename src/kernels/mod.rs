@@ -24,9 +24,7 @@ mod softmax;
 
 pub use activation::{add, swiglu, swiglu_backward};
 pub use adamw::{AdamW, adamw, l2_norm};
-pub use attention::{
-    Heads, Run, attention, attention_cached, cache_capacity, cache_copy, cache_write,
-};
+pub use attention::{Heads, Run, attention, attention_cached, cache_capacity, cache_copy, cache_write};
 pub use attention_backward::{AttentionInputs, attention_backward};
 pub use gemm::Output;
 pub use isa::Isa;
@@ -36,6 +34,5 @@ pub use norm::{rms_norm, rms_norm_backward, rms_norm_weight_gradient};
 pub use pool::Pool;
 pub use rope::{HeadNorm, RopeTable};
 pub use softmax::{
-    Normalizer, apply_temperature, entropy, log_prob, log_prob_gradient, log_softmax, normalizer,
-    softmax,
+    Normalizer, apply_temperature, entropy, log_prob, log_prob_gradient, log_softmax, normalizer, softmax,
 };

@@ -10,21 +10,10 @@ use super::simd::{LANES, Simd};
 /// When the lengths do not fit.
 pub fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, y: &mut [f32], scales: &mut [f32]) {
     let width = weight.len();
-    assert!(
-        x.len() == y.len() && x.len() == scales.len() * width,
-        "rows fit"
-    );
+    assert!(x.len() == y.len() && x.len() == scales.len() * width, "rows fit");
     // SAFETY: lengths were checked.
     unsafe {
-        rows(
-            x.as_ptr(),
-            weight.as_ptr(),
-            epsilon,
-            y.as_mut_ptr(),
-            scales.as_mut_ptr(),
-            scales.len(),
-            width,
-        );
+        rows(x.as_ptr(), weight.as_ptr(), epsilon, y.as_mut_ptr(), scales.as_mut_ptr(), scales.len(), width);
     }
 }
 
@@ -74,10 +63,7 @@ unsafe fn rows_body<S: Simd>(
 /// When the lengths do not fit.
 pub fn rms_norm_backward(x: &[f32], weight: &[f32], scales: &[f32], dy: &[f32], dx: &mut [f32]) {
     let width = weight.len();
-    assert!(
-        x.len() == dy.len() && x.len() == dx.len() && x.len() == scales.len() * width,
-        "rows fit"
-    );
+    assert!(x.len() == dy.len() && x.len() == dx.len() && x.len() == scales.len() * width, "rows fit");
     // SAFETY: lengths were checked.
     unsafe {
         rows_backward(
@@ -142,17 +128,9 @@ pub(super) unsafe fn row_backward<S: Simd>(
         while at < width {
             let n = (width - at).min(LANES);
             let product = S::mul(load::<S>(dy.add(at), n), load::<S>(weight.add(at), n));
-            let old = if adds {
-                load::<S>(dx.add(at), n)
-            } else {
-                S::splat(0.0)
-            };
+            let old = if adds { load::<S>(dx.add(at), n) } else { S::splat(0.0) };
             let value = S::fma(product, scale, old);
-            store::<S>(
-                dx.add(at),
-                S::fma(load::<S>(x.add(at), n), correction, value),
-                n,
-            );
+            store::<S>(dx.add(at), S::fma(load::<S>(x.add(at), n), correction, value), n);
             at += n;
         }
     }
@@ -163,20 +141,10 @@ pub(super) unsafe fn row_backward<S: Simd>(
 /// # Panics
 /// When the lengths do not fit.
 pub fn rms_norm_weight_gradient(x: &[f32], scales: &[f32], dy: &[f32], dw: &mut [f32]) {
-    assert!(
-        x.len() == dy.len() && x.len() == scales.len() * dw.len(),
-        "rows fit"
-    );
+    assert!(x.len() == dy.len() && x.len() == scales.len() * dw.len(), "rows fit");
     // SAFETY: lengths were checked.
     unsafe {
-        weight_gradient(
-            x.as_ptr(),
-            scales.as_ptr(),
-            dy.as_ptr(),
-            dw.as_mut_ptr(),
-            scales.len(),
-            dw.len(),
-        );
+        weight_gradient(x.as_ptr(), scales.as_ptr(), dy.as_ptr(), dw.as_mut_ptr(), scales.len(), dw.len());
     }
 }
 
@@ -200,10 +168,7 @@ unsafe fn weight_gradient_body<S: Simd>(
         unsafe {
             let mut sum = load::<S>(dw.add(at), n);
             for row in 0..count {
-                let normed = S::mul(
-                    load::<S>(x.add(row * width + at), n),
-                    S::splat(*scales.add(row)),
-                );
+                let normed = S::mul(load::<S>(x.add(row * width + at), n), S::splat(*scales.add(row)));
                 sum = S::fma(load::<S>(dy.add(row * width + at), n), normed, sum);
             }
             store::<S>(dw.add(at), sum, n);

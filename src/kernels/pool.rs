@@ -52,12 +52,7 @@ impl Shared {
             if next >= count {
                 return None;
             }
-            match self.ticket.compare_exchange_weak(
-                ticket,
-                ticket + 1,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            ) {
+            match self.ticket.compare_exchange_weak(ticket, ticket + 1, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(next),
                 Err(now) => ticket = now,
             }
@@ -131,29 +126,14 @@ impl Pool {
                     .expect("the system can start a thread")
             })
             .collect();
-        let sleepers = workers
-            .iter()
-            .map(|worker| worker.thread().clone())
-            .collect();
-        Self {
-            shared: Some(shared),
-            turn: Mutex::new(()),
-            workers,
-            sleepers,
-            threads,
-        }
+        let sleepers = workers.iter().map(|worker| worker.thread().clone()).collect();
+        Self { shared: Some(shared), turn: Mutex::new(()), workers, sleepers, threads }
     }
 
     /// A pool without threads of its own: loops run on their caller.
     #[must_use]
     pub const fn serial() -> Self {
-        Self {
-            shared: None,
-            turn: Mutex::new(()),
-            workers: Vec::new(),
-            sleepers: Vec::new(),
-            threads: 1,
-        }
+        Self { shared: None, turn: Mutex::new(()), workers: Vec::new(), sleepers: Vec::new(), threads: 1 }
     }
 
     /// Number of threads that work on a loop, the caller counted.
@@ -180,9 +160,7 @@ impl Pool {
         let job: &(dyn Fn(usize) + Sync) = &task;
         // The closure outlives every use: this function waits until `pending` is 0, on panics too, because
         // tasks are caught.
-        shared
-            .job
-            .store((&raw const job) as usize, Ordering::Release);
+        shared.job.store((&raw const job) as usize, Ordering::Release);
         shared.pending.store(count, Ordering::Release);
         shared.ticket.store(count << HALF, Ordering::SeqCst);
         for (parked, sleeper) in shared.is_parked.iter().zip(&self.sleepers) {
@@ -203,10 +181,7 @@ impl Pool {
         }
         let has_panicked = shared.has_panicked.swap(false, Ordering::AcqRel);
         drop(turn);
-        assert!(
-            !has_panicked,
-            "a task of the pool panicked; its message is above"
-        );
+        assert!(!has_panicked, "a task of the pool panicked; its message is above");
     }
 
     /// Hands each item to one call of `task`, on all threads, and waits for all.
@@ -217,10 +192,7 @@ impl Pool {
         if self.shared.is_none() || items.len() <= 1 {
             return items.into_iter().for_each(task);
         }
-        let items: Vec<Mutex<Option<T>>> = items
-            .into_iter()
-            .map(|item| Mutex::new(Some(item)))
-            .collect();
+        let items: Vec<Mutex<Option<T>>> = items.into_iter().map(|item| Mutex::new(Some(item))).collect();
         self.run(items.len(), |index| {
             let item = items[index].lock().ok().and_then(|mut item| item.take());
             if let Some(item) = item {
@@ -245,10 +217,7 @@ impl Drop for Pool {
 
 impl std::fmt::Debug for Pool {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("Pool")
-            .field("threads", &self.threads)
-            .finish_non_exhaustive()
+        formatter.debug_struct("Pool").field("threads", &self.threads).finish_non_exhaustive()
     }
 }
 

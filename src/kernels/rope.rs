@@ -20,14 +20,9 @@ impl RopeTable {
     #[must_use]
     pub fn new(theta: f64, head_dim: usize, positions: usize) -> Self {
         let half = head_dim / 2;
-        let frequencies: Vec<f32> = (0..half)
-            .map(|j| (1.0 / theta.powf(2.0 * j as f64 / head_dim as f64)) as f32)
-            .collect();
-        let mut table = Self {
-            cos: Vec::new(),
-            sin: Vec::new(),
-            half,
-        };
+        let frequencies: Vec<f32> =
+            (0..half).map(|j| (1.0 / theta.powf(2.0 * j as f64 / head_dim as f64)) as f32).collect();
+        let mut table = Self { cos: Vec::new(), sin: Vec::new(), half };
         table.cos.reserve(positions * half);
         table.sin.reserve(positions * half);
         for position in 0..positions {
@@ -71,12 +66,7 @@ impl HeadNorm<'_> {
             "heads fit"
         );
         let limit = self.table.positions();
-        assert!(
-            positions
-                .iter()
-                .all(|&position| (position as usize) < limit),
-            "positions have angles"
-        );
+        assert!(positions.iter().all(|&position| (position as usize) < limit), "positions have angles");
     }
 
     /// `y = factor * rope(rms_norm(x))` for every head of every row; rows of `x` start `stride` apart, those
@@ -95,26 +85,12 @@ impl HeadNorm<'_> {
     ///
     /// # Panics
     /// When the lengths do not fit.
-    pub fn backward(
-        &self,
-        x: &[f32],
-        stride: usize,
-        positions: &[u32],
-        dy: &mut [f32],
-        dx: &mut [f32],
-    ) {
+    pub fn backward(&self, x: &[f32], stride: usize, positions: &[u32], dy: &mut [f32], dx: &mut [f32]) {
         self.check(x.len(), stride, dy.len(), positions);
         self.check(dx.len(), stride, dy.len(), positions);
         // SAFETY: lengths were checked.
         unsafe {
-            heads_backward(
-                self,
-                x.as_ptr(),
-                stride,
-                positions,
-                dy.as_mut_ptr(),
-                dx.as_mut_ptr(),
-            );
+            heads_backward(self, x.as_ptr(), stride, positions, dy.as_mut_ptr(), dx.as_mut_ptr());
         }
     }
 
@@ -123,26 +99,12 @@ impl HeadNorm<'_> {
     ///
     /// # Panics
     /// When the lengths do not fit.
-    pub fn weight_gradient(
-        &self,
-        x: &[f32],
-        stride: usize,
-        positions: &[u32],
-        dy: &[f32],
-        dw: &mut [f32],
-    ) {
+    pub fn weight_gradient(&self, x: &[f32], stride: usize, positions: &[u32], dy: &[f32], dw: &mut [f32]) {
         self.check(x.len(), stride, dy.len(), positions);
         assert_eq!(dw.len(), self.weight.len(), "heads fit");
         // SAFETY: lengths were checked.
         unsafe {
-            heads_weight_gradient(
-                self,
-                x.as_ptr(),
-                stride,
-                positions.len(),
-                dy.as_ptr(),
-                dw.as_mut_ptr(),
-            );
+            heads_weight_gradient(self, x.as_ptr(), stride, positions.len(), dy.as_ptr(), dw.as_mut_ptr());
         }
     }
 }

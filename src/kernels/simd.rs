@@ -94,13 +94,7 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn load_first(from: *const f32, count: usize) -> Self::V {
         // SAFETY: the caller promises `count` readable floats.
-        lanes(|lane| {
-            if lane < count {
-                unsafe { *from.add(lane) }
-            } else {
-                0.0
-            }
-        })
+        lanes(|lane| if lane < count { unsafe { *from.add(lane) } } else { 0.0 })
     }
     #[inline(always)]
     unsafe fn store(to: *mut f32, value: Self::V) {
@@ -179,10 +173,7 @@ mod x86 {
 
     // SAFETY, for every block below: memory is the caller's promise as the trait states it, and so is that
     // the CPU has the instruction set.
-    #[expect(
-        clippy::undocumented_unsafe_blocks,
-        reason = "one comment above covers them all"
-    )]
+    #[expect(clippy::undocumented_unsafe_blocks, reason = "one comment above covers them all")]
     impl Simd for Avx512 {
         const COLUMNS: usize = 4;
         type V = __m512;
@@ -277,10 +268,7 @@ mod x86 {
 
     // SAFETY, for every block below: memory is the caller's promise as the trait states it (masked lanes do
     // not touch memory), and so is that the CPU has the instruction set.
-    #[expect(
-        clippy::undocumented_unsafe_blocks,
-        reason = "one comment above covers them all"
-    )]
+    #[expect(clippy::undocumented_unsafe_blocks, reason = "one comment above covers them all")]
     impl Simd for Avx2 {
         const COLUMNS: usize = 1;
         type V = Pair;
@@ -297,10 +285,7 @@ mod x86 {
         unsafe fn load_first(from: *const f32, count: usize) -> Pair {
             let (low, high) = halves(count);
             unsafe {
-                (
-                    _mm256_maskload_ps(from, mask8(low)),
-                    _mm256_maskload_ps(from.wrapping_add(8), mask8(high)),
-                )
+                (_mm256_maskload_ps(from, mask8(low)), _mm256_maskload_ps(from.wrapping_add(8), mask8(high)))
             }
         }
         #[inline(always)]
@@ -336,12 +321,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn fma(a: Pair, b: Pair, c: Pair) -> Pair {
-            unsafe {
-                (
-                    _mm256_fmadd_ps(a.0, b.0, c.0),
-                    _mm256_fmadd_ps(a.1, b.1, c.1),
-                )
-            }
+            unsafe { (_mm256_fmadd_ps(a.0, b.0, c.0), _mm256_fmadd_ps(a.1, b.1, c.1)) }
         }
         #[inline(always)]
         unsafe fn max(a: Pair, b: Pair) -> Pair {
@@ -358,12 +338,7 @@ mod x86 {
         #[inline(always)]
         unsafe fn round(a: Pair) -> Pair {
             const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-            unsafe {
-                (
-                    _mm256_round_ps::<NEAREST>(a.0),
-                    _mm256_round_ps::<NEAREST>(a.1),
-                )
-            }
+            unsafe { (_mm256_round_ps::<NEAREST>(a.0), _mm256_round_ps::<NEAREST>(a.1)) }
         }
         #[inline(always)]
         unsafe fn power_of_two(a: Pair) -> Pair {

@@ -22,10 +22,7 @@ pub fn normalizer(row: &[f32]) -> Normalizer {
     let (mut max, mut sum) = (0.0, 0.0);
     // SAFETY: the kernel reads the row's length.
     unsafe { max_and_sum(row.as_ptr(), row.len(), &mut max, &mut sum) };
-    Normalizer {
-        max,
-        log_sum_exp: max + ln(sum),
-    }
+    Normalizer { max, log_sum_exp: max + ln(sum) }
 }
 
 /// Natural logarithm, rounded from f64 so that it does not depend on the system's f32 version.

@@ -126,9 +126,7 @@ impl Baseline {
             AdvantageEstimator::GrpoVerl => (reward - self.mean) / (self.std + 1e-6),
             AdvantageEstimator::GrpoTrl => (reward - self.mean) / (self.std + 1e-4),
             AdvantageEstimator::MeanOnly => reward - self.mean,
-            AdvantageEstimator::LeaveOneOut => {
-                reward - (self.sum - reward) / (self.count - 1.0)
-            }
+            AdvantageEstimator::LeaveOneOut => reward - (self.sum - reward) / (self.count - 1.0),
         }
     }
 }

@@ -67,9 +67,7 @@ impl Denominator {
         let episodes = self.episode_tokens.len() as f64;
         match self.aggregation {
             Aggregation::TokenMean => 1.0 / self.tokens as f64,
-            Aggregation::EpisodeMean => {
-                1.0 / (episodes * self.episode_tokens[episode].max(1) as f64)
-            }
+            Aggregation::EpisodeMean => 1.0 / (episodes * self.episode_tokens[episode].max(1) as f64),
             Aggregation::EpisodeSum { length } => 1.0 / (episodes * length),
         }
     }

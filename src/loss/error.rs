@@ -26,10 +26,6 @@ pub(super) fn finite(
 }
 
 /// Checks that `what` has `expected` entries.
-pub(super) fn same_length(
-    what: &'static str,
-    found: usize,
-    expected: usize,
-) -> Result<(), LossError> {
+pub(super) fn same_length(what: &'static str, found: usize, expected: usize) -> Result<(), LossError> {
     if found == expected { Ok(()) } else { Err(LossError::Length { what, found, expected }) }
 }

@@ -139,12 +139,11 @@ impl PolicyLossOptions {
             same_length("reference_log_probs", reference.len(), length)?;
         }
         finite(row.advantage, "advantage", "row", 0)?;
-        let mut result =
-            PolicyLoss { loss: 0.0, gradient: vec![0.0; length], stats: TokenStats::default() };
+        let mut result = PolicyLoss { loss: 0.0, gradient: vec![0.0; length], stats: TokenStats::default() };
         for index in (0..length).filter(|&index| row.mask[index]) {
             let log_prob = finite(row.log_probs[index], "log-prob", "token", index)?;
-            let old = row.old_log_probs[index]
-                .ok_or(LossError::Missing { what: "captured log-prob", index })?;
+            let old =
+                row.old_log_probs[index].ok_or(LossError::Missing { what: "captured log-prob", index })?;
             let old = finite(old, "captured log-prob", "token", index)?;
             let (mut loss, mut gradient) =
                 self.surrogate(log_prob, old, row.advantage, index, &mut result.stats)?;

@@ -8,8 +8,8 @@ use super::buffers::Buffer;
 use super::decoder::{Layer, Saved, Tiles};
 use super::parameters::Gradients;
 use crate::kernels::{
-    HeadNorm, Output, Pool, View, accumulate_outer, matmul, matmul_packed, rms_norm,
-    rms_norm_backward, rms_norm_weight_gradient,
+    HeadNorm, Output, Pool, View, accumulate_outer, matmul, matmul_packed, rms_norm, rms_norm_backward,
+    rms_norm_weight_gradient,
 };
 
 /// Scale of the scores, applied to the queries.
@@ -45,11 +45,7 @@ impl Layer<'_> {
     /// `x` to normed rotated queries and keys, and values (the last columns of `qkv`).
     pub(super) fn project(&self, pool: &Pool, tiles: Tiles, positions: &[u32], saved: &mut Saved) {
         let config = self.config;
-        let (hidden, query, key_value) = (
-            config.hidden_size,
-            config.query_size(),
-            config.key_value_size(),
-        );
+        let (hidden, query, key_value) = (config.hidden_size, config.query_size(), config.key_value_size());
         let width = self.qkv_width();
         let rows = tiles.rows;
         let items: Vec<_> = positions
@@ -63,20 +59,8 @@ impl Layer<'_> {
             .collect();
         let inner = tiles.inner(pool);
         pool.each(items, |((((((positions, x), h1), scales), qkv), q), k)| {
-            rms_norm(
-                x,
-                self.weights(&self.ranges.input_norm),
-                config.rms_norm_eps,
-                h1,
-                scales,
-            );
-            matmul_packed(
-                inner,
-                View::new(h1, hidden),
-                &self.packed.qkv,
-                qkv,
-                Output::Set,
-            );
+            rms_norm(x, self.weights(&self.ranges.input_norm), config.rms_norm_eps, h1, scales);
+            matmul_packed(inner, View::new(h1, hidden), &self.packed.qkv, qkv, Output::Set);
             self.query_norm().forward(qkv, width, positions, q);
             self.key_norm().forward(&qkv[query..], width, positions, k);
         });
@@ -84,10 +68,7 @@ impl Layer<'_> {
 
     /// Gradient of [`Layer::project`]: adds to `dx_nd` from the gradients at queries, keys and values. On
     /// return `d.q_nq` and `d.k_nk` hold gradients at the head norms' outputs.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "inputs, gradients in and gradients out"
-    )]
+    #[expect(clippy::too_many_arguments, reason = "inputs, gradients in and gradients out")]
     pub(super) fn project_backward(
         &self,
         pool: &Pool,
@@ -99,11 +80,7 @@ impl Layer<'_> {
         gradients: &mut Gradients,
     ) {
         let config = self.config;
-        let (hidden, query, key_value) = (
-            config.hidden_size,
-            config.query_size(),
-            config.key_value_size(),
-        );
+        let (hidden, query, key_value) = (config.hidden_size, config.query_size(), config.key_value_size());
         let width = self.qkv_width();
         let rows = tiles.rows;
         let items: Vec<_> = positions
@@ -118,17 +95,13 @@ impl Layer<'_> {
             .zip(dx_nd.chunks_mut(rows * hidden))
             .collect();
         let inner = tiles.inner(pool);
-        pool.each(
-            items,
-            |((((((((positions, x), scales), qkv), dq), dk), d_qkv), dh), dx)| {
-                self.query_norm().backward(qkv, width, positions, dq, d_qkv);
-                self.key_norm()
-                    .backward(&qkv[query..], width, positions, dk, &mut d_qkv[query..]);
-                let weights = View::new(self.weights(&self.ranges.qkv), hidden);
-                matmul(inner, View::new(d_qkv, width), weights, dh, Output::Set);
-                rms_norm_backward(x, self.weights(&self.ranges.input_norm), scales, dh, dx);
-            },
-        );
+        pool.each(items, |((((((((positions, x), scales), qkv), dq), dk), d_qkv), dh), dx)| {
+            self.query_norm().backward(qkv, width, positions, dq, d_qkv);
+            self.key_norm().backward(&qkv[query..], width, positions, dk, &mut d_qkv[query..]);
+            let weights = View::new(self.weights(&self.ranges.qkv), hidden);
+            matmul(inner, View::new(d_qkv, width), weights, dh, Output::Set);
+            rms_norm_backward(x, self.weights(&self.ranges.input_norm), scales, dh, dx);
+        });
         let grads = &mut gradients.flat;
         accumulate_outer(
             pool,

@@ -22,10 +22,7 @@ impl Arena {
         });
         let mut data = reused.unwrap_or_else(|| Vec::with_capacity(len + len / 8));
         data.resize(len, 0.0);
-        Buffer {
-            data,
-            arena: self.clone(),
-        }
+        Buffer { data, arena: self.clone() }
     }
 }
 

@@ -3,8 +3,7 @@
 use super::decoder::{check_position, check_token};
 use super::{Config, Model, ModelError};
 use crate::kernels::{
-    Heads, Output, Pool, Run, View, attention_cached, cache_capacity, cache_copy, cache_write,
-    matmul_packed,
+    Heads, Output, Pool, Run, View, attention_cached, cache_capacity, cache_copy, cache_write, matmul_packed,
 };
 
 /// One row of a [`Model::step`]: the next token of a slot.
@@ -39,16 +38,8 @@ impl KvCache {
         };
         let capacity = cache_capacity(max_tokens);
         let len = slots * heads.cache_len(capacity);
-        let layers = (0..config.num_hidden_layers)
-            .map(|_| (vec![0.0; len], vec![0.0; len]))
-            .collect();
-        Self {
-            heads,
-            lengths: vec![0; slots],
-            max_tokens,
-            capacity,
-            layers,
-        }
+        let layers = (0..config.num_hidden_layers).map(|_| (vec![0.0; len], vec![0.0; len])).collect();
+        Self { heads, lengths: vec![0; slots], max_tokens, capacity, layers }
     }
 
     /// Tokens that `slot` holds.
@@ -93,11 +84,7 @@ impl KvCache {
         }
         if len > self.lengths[from] {
             let found = self.lengths[from];
-            return Err(ModelError::Length {
-                what: "tokens of the slot to copy",
-                found,
-                expected: len,
-            });
+            return Err(ModelError::Length { what: "tokens of the slot to copy", found, expected: len });
         }
         self.lengths[to] = len;
         if from == to {
@@ -107,13 +94,7 @@ impl KvCache {
         for (keys, values) in &mut self.layers {
             let (from_keys, to_keys) = two_slots(keys, one, from, to);
             let (from_values, to_values) = two_slots(values, one, from, to);
-            cache_copy(
-                self.heads,
-                self.capacity,
-                len,
-                (from_keys, from_values),
-                (to_keys, to_values),
-            );
+            cache_copy(self.heads, self.capacity, len, (from_keys, from_values), (to_keys, to_values));
         }
         Ok(())
     }
@@ -121,27 +102,13 @@ impl KvCache {
     fn check(&self, config: &Config, rows: &[Row]) -> Result<(), ModelError> {
         let mut lengths = self.lengths.clone();
         let slots = lengths.len();
-        for &Row {
-            slot,
-            position,
-            token,
-        } in rows
-        {
-            let held = lengths
-                .get_mut(slot)
-                .ok_or(ModelError::Slot { slot, slots })?;
+        for &Row { slot, position, token } in rows {
+            let held = lengths.get_mut(slot).ok_or(ModelError::Slot { slot, slots })?;
             if *held != position {
-                return Err(ModelError::Position {
-                    slot,
-                    held: *held,
-                    position,
-                });
+                return Err(ModelError::Position { slot, held: *held, position });
             }
             if position >= self.max_tokens {
-                return Err(ModelError::CacheFull {
-                    slot,
-                    capacity: self.max_tokens,
-                });
+                return Err(ModelError::CacheFull { slot, capacity: self.max_tokens });
             }
             check_position(config, position)?;
             check_token(config, token)?;
@@ -203,19 +170,12 @@ impl Model {
     ) -> Result<Logits, ModelError> {
         if want_logits.len() != rows.len() {
             let (found, expected) = (want_logits.len(), rows.len());
-            return Err(ModelError::Length {
-                what: "want_logits",
-                found,
-                expected,
-            });
+            return Err(ModelError::Length { what: "want_logits", found, expected });
         }
         cache.check(&self.config, rows)?;
         let vocab_size = self.config.vocab_size;
         if rows.is_empty() {
-            return Ok(Logits {
-                values: Vec::new(),
-                vocab_size,
-            });
+            return Ok(Logits { values: Vec::new(), vocab_size });
         }
         let tokens: Vec<u32> = rows.iter().map(|row| row.token).collect();
         let positions: Vec<u32> = rows.iter().map(|row| row.position as u32).collect();
@@ -258,13 +218,7 @@ impl Model {
         }
         let (hidden_nd, _) = self.final_norm(pool, &wanted_nd);
         let mut values = vec![0.0; wanted.len() * vocab_size];
-        matmul_packed(
-            pool,
-            View::new(&hidden_nd, hidden),
-            &self.packed.head,
-            &mut values,
-            Output::Set,
-        );
+        matmul_packed(pool, View::new(&hidden_nd, hidden), &self.packed.head, &mut values, Output::Set);
         Ok(Logits { values, vocab_size })
     }
 }

@@ -10,51 +10,34 @@ use std::sync::Arc;
 /// Reads all weights of the model that `config` describes.
 pub(super) fn read(dir: &Path, config: &Config) -> Result<Parameters, ModelError> {
     let path = dir.join("model.safetensors");
-    let read_error = |source| ModelError::Read {
-        path: path.clone(),
-        source,
-    };
+    let read_error = |source| ModelError::Read { path: path.clone(), source };
     let file = std::fs::File::open(&path).map_err(read_error)?;
     // SAFETY: the map is read-only and dropped before this function returns; checkpoints are replaced by
     // rename, not rewritten in place, so the bytes under the map do not change.
     let bytes = unsafe { memmap2::Mmap::map(&file) }.map_err(read_error)?;
-    let tensors = SafeTensors::deserialize(&bytes).map_err(|error| ModelError::Safetensors {
-        path: path.clone(),
-        reason: error.to_string(),
-    })?;
+    let tensors = SafeTensors::deserialize(&bytes)
+        .map_err(|error| ModelError::Safetensors { path: path.clone(), reason: error.to_string() })?;
 
     let layout = Layout::new(config);
     let mut flat = vec![0.0f32; layout.len];
     for tensor in &layout.tensors {
-        let view = tensors
-            .tensor(&tensor.name)
-            .map_err(|_| ModelError::MissingTensor {
-                path: path.clone(),
-                tensor: tensor.name.clone(),
-                expected: tensor.shape.clone(),
-            })?;
+        let view = tensors.tensor(&tensor.name).map_err(|_| ModelError::MissingTensor {
+            path: path.clone(),
+            tensor: tensor.name.clone(),
+            expected: tensor.shape.clone(),
+        })?;
         copy_tensor(&path, tensor, &view, &mut flat[tensor.range.clone()])?;
     }
-    let known: HashSet<&str> = layout
-        .tensors
-        .iter()
-        .map(|tensor| tensor.name.as_str())
-        .collect();
+    let known: HashSet<&str> = layout.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
     for name in tensors.names() {
         // Tied checkpoints may carry the head's copy of the embedding; older ones a RoPE buffer.
-        let is_redundant = name.ends_with("rotary_emb.inv_freq")
-            || (config.tie_word_embeddings && name == "lm_head.weight");
+        let is_redundant =
+            name.ends_with("rotary_emb.inv_freq") || (config.tie_word_embeddings && name == "lm_head.weight");
         if !known.contains(name) && !is_redundant {
-            return Err(ModelError::UnknownTensor {
-                path,
-                tensor: name.to_owned(),
-            });
+            return Err(ModelError::UnknownTensor { path, tensor: name.to_owned() });
         }
     }
-    Ok(Parameters {
-        flat,
-        layout: Arc::new(layout),
-    })
+    Ok(Parameters { flat, layout: Arc::new(layout) })
 }
 
 fn copy_tensor(
@@ -97,11 +80,9 @@ fn copy_tensor(
         }
     }
     match target.iter().position(|value| !value.is_finite()) {
-        Some(index) => Err(ModelError::NotFinite {
-            path: path.to_owned(),
-            tensor: tensor.name.clone(),
-            index,
-        }),
+        Some(index) => {
+            Err(ModelError::NotFinite { path: path.to_owned(), tensor: tensor.name.clone(), index })
+        }
         None => Ok(()),
     }
 }
@@ -120,15 +101,8 @@ fn f16_to_f32(half: u16) -> f32 {
 }
 
 /// Writes `config.json` and `model.safetensors` (f32, sorted by name) into `dir`, each by atomic rename.
-pub(super) fn write(
-    dir: &Path,
-    config: &Config,
-    parameters: &Parameters,
-) -> Result<(), ModelError> {
-    std::fs::create_dir_all(dir).map_err(|source| ModelError::Write {
-        path: dir.to_owned(),
-        source,
-    })?;
+pub(super) fn write(dir: &Path, config: &Config, parameters: &Parameters) -> Result<(), ModelError> {
+    std::fs::create_dir_all(dir).map_err(|source| ModelError::Write { path: dir.to_owned(), source })?;
     let mut json = config.to_json();
     if let Some(object) = json.as_object_mut() {
         for key in ["dtype", "torch_dtype"] {
@@ -137,10 +111,8 @@ pub(super) fn write(
             }
         }
     }
-    let text = serde_json::to_string_pretty(&json).map_err(|source| ModelError::Json {
-        path: dir.join("config.json"),
-        source,
-    })?;
+    let text = serde_json::to_string_pretty(&json)
+        .map_err(|source| ModelError::Json { path: dir.join("config.json"), source })?;
     replace(dir, "config.json", text.as_bytes())?;
     replace(dir, "model.safetensors", &serialize(dir, parameters)?)
 }
@@ -173,10 +145,7 @@ fn replace(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), ModelError> {
         file.sync_all()?;
         std::fs::rename(&partial, &path)
     };
-    write().map_err(|source| ModelError::Write {
-        path: path.clone(),
-        source,
-    })
+    write().map_err(|source| ModelError::Write { path: path.clone(), source })
 }
 
 #[cfg(test)]

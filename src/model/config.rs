@@ -95,14 +95,9 @@ impl Config {
     /// An unreadable file, a missing key, or a key whose value asks for math that is not built.
     pub fn load(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
-        let bytes = std::fs::read(&path).map_err(|source| ModelError::Read {
-            path: path.clone(),
-            source,
-        })?;
-        let json = serde_json::from_slice(&bytes).map_err(|source| ModelError::Json {
-            path: path.clone(),
-            source,
-        })?;
+        let bytes = std::fs::read(&path).map_err(|source| ModelError::Read { path: path.clone(), source })?;
+        let json = serde_json::from_slice(&bytes)
+            .map_err(|source| ModelError::Json { path: path.clone(), source })?;
         Self::from_json(&path, json)
     }
 
@@ -137,10 +132,7 @@ impl Config {
             tie_word_embeddings: reader.flag("tie_word_embeddings")?,
             json: json.clone(),
         };
-        if !config
-            .num_attention_heads
-            .is_multiple_of(config.num_key_value_heads)
-        {
+        if !config.num_attention_heads.is_multiple_of(config.num_key_value_heads) {
             return Err(reader.bad("num_key_value_heads", "a divisor of num_attention_heads"));
         }
         if !config.head_dim.is_multiple_of(2) {
@@ -179,20 +171,14 @@ impl Reader<'_> {
     }
 
     fn get(&self, key: &str) -> Result<&Value, ModelError> {
-        self.json.get(key).ok_or_else(|| ModelError::MissingKey {
-            path: self.path(),
-            key: key.to_owned(),
-        })
+        self.json.get(key).ok_or_else(|| ModelError::MissingKey { path: self.path(), key: key.to_owned() })
     }
 
     fn bad(&self, key: &str, expected: &str) -> ModelError {
         ModelError::BadKey {
             path: self.path(),
             key: key.to_owned(),
-            found: self
-                .json
-                .get(key)
-                .map_or_else(|| "absent".to_owned(), Value::to_string),
+            found: self.json.get(key).map_or_else(|| "absent".to_owned(), Value::to_string),
             expected: expected.to_owned(),
         }
     }
@@ -205,10 +191,7 @@ impl Reader<'_> {
     }
 
     fn float(&self, key: &str) -> Result<f64, ModelError> {
-        self.get(key)?
-            .as_f64()
-            .filter(|value| *value > 0.0)
-            .ok_or_else(|| self.bad(key, "a positive number"))
+        self.get(key)?.as_f64().filter(|value| *value > 0.0).ok_or_else(|| self.bad(key, "a positive number"))
     }
 
     /// Absent means false, as in transformers.
@@ -253,9 +236,7 @@ impl Reader<'_> {
             }
             if let Some(theta) = rope.get("rope_theta") {
                 let theta = theta.as_f64().filter(|theta| *theta > 0.0);
-                found = found.or(Some(
-                    theta.ok_or_else(|| self.bad(key, "a positive rope_theta"))?,
-                ));
+                found = found.or(Some(theta.ok_or_else(|| self.bad(key, "a positive rope_theta"))?));
             }
         }
         match found {

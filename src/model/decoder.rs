@@ -6,9 +6,7 @@ use super::buffers::{Arena, Buffer};
 use super::mlp::FeedForwardGradients;
 use super::parameters::{Gradients, LayerRanges};
 use super::{Config, Model, ModelError, Parameters};
-use crate::kernels::{
-    AttentionInputs, Heads, Packed, Pool, RopeTable, attention, attention_backward,
-};
+use crate::kernels::{AttentionInputs, Heads, Packed, Pool, RopeTable, attention, attention_backward};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -25,12 +23,7 @@ pub(super) struct Batch {
 
 impl Batch {
     pub fn new(config: &Config, sequences: &[&[u32]]) -> Result<Self, ModelError> {
-        let mut batch = Self {
-            tokens: vec![],
-            positions: vec![],
-            sequences: vec![],
-            predicting: vec![],
-        };
+        let mut batch = Self { tokens: vec![], positions: vec![], sequences: vec![], predicting: vec![] };
         for &sequence in sequences {
             if sequence.is_empty() {
                 return Err(ModelError::EmptySequence);
@@ -59,10 +52,7 @@ impl Batch {
 
 pub(super) fn check_token(config: &Config, token: u32) -> Result<(), ModelError> {
     if token as usize >= config.vocab_size {
-        return Err(ModelError::TokenOutOfRange {
-            token,
-            vocab_size: config.vocab_size,
-        });
+        return Err(ModelError::TokenOutOfRange { token, vocab_size: config.vocab_size });
     }
     Ok(())
 }
@@ -90,22 +80,14 @@ impl Tiles {
         const LARGEST: usize = 96;
         let threads = pool.threads();
         let layer = config.hidden_size
-            * (2 * config.query_size()
-                + 2 * config.key_value_size()
-                + 3 * config.intermediate_size);
+            * (2 * config.query_size() + 2 * config.key_value_size() + 3 * config.intermediate_size);
         // Weights that do not fit a core's cache should be read once, not once per tile.
         let is_heavy = layer > 1 << 20;
         if threads > 1 && (rows <= 8 || (is_heavy && rows < LARGEST)) {
-            return Self {
-                rows: rows.max(1),
-                is_shared: true,
-            };
+            return Self { rows: rows.max(1), is_shared: true };
         }
         let even = rows.div_ceil(threads).next_multiple_of(6);
-        Self {
-            rows: even.clamp(6, LARGEST),
-            is_shared: false,
-        }
+        Self { rows: even.clamp(6, LARGEST), is_shared: false }
     }
 
     /// The pool for products inside a tile.
@@ -147,10 +129,7 @@ impl PackedWeights {
                 down: pack(&layer.down, ffn),
             })
             .collect();
-        Self {
-            layers,
-            head: pack(&parameters.layout.head, hidden),
-        }
+        Self { layers, head: pack(&parameters.layout.head, hidden) }
     }
 
     pub fn repack(&mut self, parameters: &Parameters) {
@@ -269,32 +248,21 @@ impl Model {
     }
 
     /// [`Model::layers_forward`] over whole sequences.
-    pub(super) fn sequences_forward(
-        &self,
-        pool: &Pool,
-        batch: &Batch,
-        keeps: bool,
-    ) -> (Vec<Saved>, Buffer) {
+    pub(super) fn sequences_forward(&self, pool: &Pool, batch: &Batch, keeps: bool) -> (Vec<Saved>, Buffer) {
         let values = self.config.query_size() + self.config.key_value_size();
         let width = values + self.config.key_value_size();
-        self.layers_forward(
-            pool,
-            &batch.positions,
-            self.embed(&batch.tokens),
-            keeps,
-            |_, saved| {
-                attention(
-                    pool,
-                    self.heads(),
-                    &batch.sequences,
-                    &saved.q_nq,
-                    &saved.k_nk,
-                    &saved.qkv_nw[values..],
-                    width,
-                    &mut saved.a_nq,
-                );
-            },
-        )
+        self.layers_forward(pool, &batch.positions, self.embed(&batch.tokens), keeps, |_, saved| {
+            attention(
+                pool,
+                self.heads(),
+                &batch.sequences,
+                &saved.q_nq,
+                &saved.k_nk,
+                &saved.qkv_nw[values..],
+                width,
+                &mut saved.a_nq,
+            );
+        })
     }
 
     /// Takes the gradient at the last layer's output back to the embedding.

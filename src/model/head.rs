@@ -59,9 +59,7 @@ impl Model {
             .zip(hidden_nd.chunks_mut(rows * hidden))
             .zip(scale_n.chunks_mut(rows))
             .collect();
-        pool.each(items, |((x, h), scales)| {
-            rms_norm(x, weight, self.config.rms_norm_eps, h, scales)
-        });
+        pool.each(items, |((x, h), scales)| rms_norm(x, weight, self.config.rms_norm_eps, h, scales));
         (hidden_nd, scale_n)
     }
 
@@ -92,13 +90,7 @@ impl Model {
             with_scratch(predicting.len() * (vocab + hidden), |scratch| {
                 let (h, logits) = scratch.split_at_mut(predicting.len() * hidden);
                 gather(&hidden_nd, predicting, hidden, h);
-                matmul_packed(
-                    &SERIAL,
-                    View::new(h, hidden),
-                    &self.packed.head,
-                    logits,
-                    Output::Set,
-                );
+                matmul_packed(&SERIAL, View::new(h, hidden), &self.packed.head, logits, Output::Set);
                 for (at, row) in logits.chunks_exact_mut(vocab).enumerate() {
                     apply_temperature(row, temperature);
                     let normalizer = normalizer(row);
@@ -111,14 +103,7 @@ impl Model {
                 }
             });
         });
-        Predictions {
-            hidden_nd,
-            scale_n,
-            log_probs,
-            entropy: entropies,
-            temperature,
-            log_sum_exp,
-        }
+        Predictions { hidden_nd, scale_n, log_probs, entropy: entropies, temperature, log_sum_exp }
     }
 
     /// Gradient at `x` (before the final norm) of a loss with `d loss / d log_prob` = `grad`, one value a
@@ -145,10 +130,7 @@ impl Model {
         let weights = self.parameters.slice(&layout.head);
         for active in active.chunks(chunk) {
             let count = active.len();
-            let rows = count
-                .div_ceil(2 * pool.threads())
-                .next_multiple_of(6)
-                .min(96);
+            let rows = count.div_ceil(2 * pool.threads()).next_multiple_of(6).min(96);
             let items: Vec<_> = active
                 .chunks(rows)
                 .zip(h[..count * hidden].chunks_mut(rows * hidden))
@@ -160,13 +142,7 @@ impl Model {
                     let row = batch.predicting[at] as usize;
                     h.copy_from_slice(&predictions.hidden_nd[row * hidden..][..hidden]);
                 }
-                matmul_packed(
-                    &SERIAL,
-                    View::new(h, hidden),
-                    &self.packed.head,
-                    d_logits,
-                    Output::Set,
-                );
+                matmul_packed(&SERIAL, View::new(h, hidden), &self.packed.head, d_logits, Output::Set);
                 for (&at, logits) in active.iter().zip(d_logits.chunks_exact_mut(vocab)) {
                     apply_temperature(logits, predictions.temperature);
                     let target = batch.tokens[batch.predicting[at] as usize + 1] as usize;
@@ -174,13 +150,7 @@ impl Model {
                     log_prob_gradient(logits, target, predictions.log_sum_exp[at], scaled);
                 }
                 let weights = View::new(weights, hidden);
-                matmul(
-                    &SERIAL,
-                    View::new(d_logits, vocab),
-                    weights,
-                    dh,
-                    Output::Set,
-                );
+                matmul(&SERIAL, View::new(d_logits, vocab), weights, dh, Output::Set);
             });
             for (&at, dh) in active.iter().zip(dh.chunks_exact(hidden)) {
                 let row = batch.predicting[at] as usize;
@@ -212,9 +182,7 @@ impl Model {
 /// Chunks of `values`, or as many empty ones as `count` rows would have.
 fn chunks_or_empty(values: &mut [f32], rows: usize, count: usize) -> Vec<&mut [f32]> {
     if values.is_empty() {
-        return (0..count.div_ceil(rows))
-            .map(|_| <&mut [f32]>::default())
-            .collect();
+        return (0..count.div_ceil(rows)).map(|_| <&mut [f32]>::default()).collect();
     }
     values.chunks_mut(rows).collect()
 }

@@ -34,13 +34,8 @@ fn standard_deviation(config: &Config, tensor: &Tensor) -> Option<f64> {
     if tensor.name == "model.embed_tokens.weight" {
         return Some(0.02);
     }
-    let writes_residual =
-        tensor.name.ends_with("o_proj.weight") || tensor.name.ends_with("down_proj.weight");
-    let depth = if writes_residual {
-        2.0 * config.num_hidden_layers as f64
-    } else {
-        1.0
-    };
+    let writes_residual = tensor.name.ends_with("o_proj.weight") || tensor.name.ends_with("down_proj.weight");
+    let depth = if writes_residual { 2.0 * config.num_hidden_layers as f64 } else { 1.0 };
     Some(1.0 / (fan_in * depth).sqrt())
 }
 

@@ -13,19 +13,9 @@ use crate::kernels::{
 
 impl Layer<'_> {
     /// `x1 = x + attention o_proj`, then `y = x1 + down(silu(gate(norm x1)) up(norm x1))`.
-    pub(super) fn feed_forward(
-        &self,
-        pool: &Pool,
-        tiles: Tiles,
-        saved: &mut Saved,
-        y_nd: &mut [f32],
-    ) {
+    pub(super) fn feed_forward(&self, pool: &Pool, tiles: Tiles, saved: &mut Saved, y_nd: &mut [f32]) {
         let config = self.config;
-        let (hidden, query, ffn) = (
-            config.hidden_size,
-            config.query_size(),
-            config.intermediate_size,
-        );
+        let (hidden, query, ffn) = (config.hidden_size, config.query_size(), config.intermediate_size);
         let rows = tiles.rows;
         let items: Vec<_> = saved
             .x_nd
@@ -41,20 +31,8 @@ impl Layer<'_> {
         pool.each(items, |((((((x, a), x1), h2), scales), gate_up), y)| {
             x1.copy_from_slice(x);
             matmul_packed(inner, View::new(a, query), &self.packed.o, x1, Output::Add);
-            rms_norm(
-                x1,
-                self.weights(&self.ranges.post_norm),
-                config.rms_norm_eps,
-                h2,
-                scales,
-            );
-            matmul_packed(
-                inner,
-                View::new(h2, hidden),
-                &self.packed.gate_up,
-                gate_up,
-                Output::Set,
-            );
+            rms_norm(x1, self.weights(&self.ranges.post_norm), config.rms_norm_eps, h2, scales);
+            matmul_packed(inner, View::new(h2, hidden), &self.packed.gate_up, gate_up, Output::Set);
             with_scratch(gate_up.len() / 2, |f| {
                 swiglu(gate_up, ffn, f);
                 y.copy_from_slice(x1);
@@ -74,11 +52,7 @@ impl Layer<'_> {
         gradients: &mut Gradients,
     ) {
         let config = self.config;
-        let (hidden, query, ffn) = (
-            config.hidden_size,
-            config.query_size(),
-            config.intermediate_size,
-        );
+        let (hidden, query, ffn) = (config.hidden_size, config.query_size(), config.intermediate_size);
         let rows = tiles.rows;
         let items: Vec<_> = d
             .y_nd
@@ -92,20 +66,17 @@ impl Layer<'_> {
             .zip(d.a_nq.chunks_mut(rows * query))
             .collect();
         let inner = tiles.inner(pool);
-        pool.each(
-            items,
-            |(((((((dy, x1), scales), gate_up), f), dh), dx1), da)| {
-                let down = View::new(self.weights(&self.ranges.down), ffn);
-                matmul(inner, View::new(dy, hidden), down, f, Output::Set);
-                swiglu_backward(gate_up, ffn, f);
-                let into = View::new(self.weights(&self.ranges.gate_up), hidden);
-                matmul(inner, View::new(gate_up, 2 * ffn), into, dh, Output::Set);
-                dx1.copy_from_slice(dy);
-                rms_norm_backward(x1, self.weights(&self.ranges.post_norm), scales, dh, dx1);
-                let o = View::new(self.weights(&self.ranges.o), query);
-                matmul(inner, View::new(dx1, hidden), o, da, Output::Set);
-            },
-        );
+        pool.each(items, |(((((((dy, x1), scales), gate_up), f), dh), dx1), da)| {
+            let down = View::new(self.weights(&self.ranges.down), ffn);
+            matmul(inner, View::new(dy, hidden), down, f, Output::Set);
+            swiglu_backward(gate_up, ffn, f);
+            let into = View::new(self.weights(&self.ranges.gate_up), hidden);
+            matmul(inner, View::new(gate_up, 2 * ffn), into, dh, Output::Set);
+            dx1.copy_from_slice(dy);
+            rms_norm_backward(x1, self.weights(&self.ranges.post_norm), scales, dh, dx1);
+            let o = View::new(self.weights(&self.ranges.o), query);
+            matmul(inner, View::new(dx1, hidden), o, da, Output::Set);
+        });
         let count = saved.scale2_n.len();
         let grads = &mut gradients.flat;
         accumulate_outer(

@@ -87,28 +87,15 @@ impl Model {
     #[must_use]
     pub fn init(config: Config, seed: u64) -> Self {
         let layout = parameters::Layout::new(&config);
-        let mut parameters = Parameters {
-            flat: vec![0.0; layout.len],
-            layout: layout.into(),
-        };
+        let mut parameters = Parameters { flat: vec![0.0; layout.len], layout: layout.into() };
         init::fill(&config, seed, &mut parameters);
         Self::assemble(config, parameters)
     }
 
     fn assemble(config: Config, parameters: Parameters) -> Self {
         let packed = PackedWeights::new(&config, &parameters);
-        let rope = RopeTable::new(
-            config.rope_theta,
-            config.head_dim,
-            config.max_position_embeddings,
-        );
-        Self {
-            config,
-            parameters,
-            packed,
-            rope: rope.into(),
-            arena: Arc::default(),
-        }
+        let rope = RopeTable::new(config.rope_theta, config.head_dim, config.max_position_embeddings);
+        Self { config, parameters, packed, rope: rope.into(), arena: Arc::default() }
     }
 
     /// Writes `config.json` (unknown keys kept) and `model.safetensors` (f32) into `dir`.
@@ -144,24 +131,12 @@ impl Model {
     pub fn with_parameters(&self, flat: Vec<f32>) -> Result<Self, ModelError> {
         let expected = self.parameters.len();
         if flat.len() != expected {
-            return Err(ModelError::ParameterCount {
-                found: flat.len(),
-                expected,
-            });
+            return Err(ModelError::ParameterCount { found: flat.len(), expected });
         }
-        let parameters = Parameters {
-            flat,
-            layout: self.parameters.layout.clone(),
-        };
+        let parameters = Parameters { flat, layout: self.parameters.layout.clone() };
         let packed = PackedWeights::new(&self.config, &parameters);
         let (config, rope, arena) = (self.config.clone(), self.rope.clone(), self.arena.clone());
-        Ok(Self {
-            config,
-            parameters,
-            packed,
-            rope,
-            arena,
-        })
+        Ok(Self { config, parameters, packed, rope, arena })
     }
 
     /// Gradients of this model, all 0.
@@ -176,22 +151,12 @@ impl Model {
     /// # Errors
     /// An empty sequence, a token outside the vocabulary, a sequence longer than the model's positions, a
     /// temperature that is not positive.
-    pub fn forward(
-        &self,
-        pool: &Pool,
-        sequences: &[&[u32]],
-        temperature: f32,
-    ) -> Result<Pass, ModelError> {
+    pub fn forward(&self, pool: &Pool, sequences: &[&[u32]], temperature: f32) -> Result<Pass, ModelError> {
         check_temperature(temperature)?;
         let batch = Batch::new(&self.config, sequences)?;
         let (saved, x_nd) = self.sequences_forward(pool, &batch, true);
         let predictions = self.predict(pool, &batch, &x_nd, temperature, true);
-        Ok(Pass {
-            batch,
-            saved,
-            x_nd,
-            predictions,
-        })
+        Ok(Pass { batch, saved, x_nd, predictions })
     }
 
     /// Log-probs of each token but the first, per sequence; nothing is kept. This is replay.
@@ -225,19 +190,8 @@ impl Model {
         grad_log_probs: &[Vec<f32>],
         gradients: &mut Gradients,
     ) -> Result<(), ModelError> {
-        let Pass {
-            batch,
-            saved,
-            x_nd,
-            predictions,
-        } = pass;
-        let length = |what, found, expected| {
-            Err(ModelError::Length {
-                what,
-                found,
-                expected,
-            })
-        };
+        let Pass { batch, saved, x_nd, predictions } = pass;
+        let length = |what, found, expected| Err(ModelError::Length { what, found, expected });
         if grad_log_probs.len() != batch.sequences.len() {
             let (found, expected) = (grad_log_probs.len(), batch.sequences.len());
             return length("gradients of log-probs (sequences)", found, expected);

@@ -46,24 +46,16 @@ impl Layout {
         let mut add = |name: String, shape: &[usize]| {
             let range = len..len + shape.iter().product::<usize>();
             len = range.end;
-            tensors.push(Tensor {
-                name,
-                shape: shape.to_vec(),
-                range: range.clone(),
-            });
+            tensors.push(Tensor { name, shape: shape.to_vec(), range: range.clone() });
             range
         };
         let (hidden, ffn) = (config.hidden_size, config.intermediate_size);
         let (query, key_value) = (config.query_size(), config.key_value_size());
-        let embedding = add(
-            "model.embed_tokens.weight".to_owned(),
-            &[config.vocab_size, hidden],
-        );
+        let embedding = add("model.embed_tokens.weight".to_owned(), &[config.vocab_size, hidden]);
         let mut layers = Vec::with_capacity(config.num_hidden_layers);
         for layer in 0..config.num_hidden_layers {
-            let mut tensor = |name: &str, shape: &[usize]| {
-                add(format!("model.layers.{layer}.{name}.weight"), shape)
-            };
+            let mut tensor =
+                |name: &str, shape: &[usize]| add(format!("model.layers.{layer}.{name}.weight"), shape);
             let input_norm = tensor("input_layernorm", &[hidden]);
             let q = tensor("self_attn.q_proj", &[query, hidden]);
             let _k = tensor("self_attn.k_proj", &[key_value, hidden]);
@@ -92,14 +84,7 @@ impl Layout {
         } else {
             add("lm_head.weight".to_owned(), &[config.vocab_size, hidden])
         };
-        Self {
-            tensors,
-            embedding,
-            layers,
-            norm,
-            head,
-            len,
-        }
+        Self { tensors, embedding, layers, norm, head, len }
     }
 }
 
@@ -126,11 +111,7 @@ impl Parameters {
     /// Values of a tensor by its Hugging Face name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&[f32]> {
-        let tensor = self
-            .layout
-            .tensors
-            .iter()
-            .find(|tensor| tensor.name == name)?;
+        let tensor = self.layout.tensors.iter().find(|tensor| tensor.name == name)?;
         Some(&self.flat[tensor.range.clone()])
     }
 
@@ -165,10 +146,7 @@ impl Gradients {
     pub(super) fn new(layout: &Layout) -> Self {
         let is_tied = layout.head == layout.embedding;
         let tied_head = if is_tied { layout.head.len() } else { 0 };
-        Self {
-            flat: vec![0.0; layout.len],
-            tied_head: vec![0.0; tied_head],
-        }
+        Self { flat: vec![0.0; layout.len], tied_head: vec![0.0; tied_head] }
     }
 
     /// Sets every gradient to 0.

@@ -110,7 +110,9 @@ pub fn members(text: &[u8], at: usize) -> Result<Vec<Member>, ScanError> {
         match text.get(at) {
             Some(b',') => at = skip_space(text, at + 1),
             Some(b'}') => return Ok(found),
-            _ => return Err(ScanError { expected: "',' or '}'", at }),
+            _ => {
+                return Err(ScanError { expected: "',' or '}'", at });
+            }
         }
     }
 }
@@ -132,7 +134,9 @@ pub fn elements(text: &[u8], at: usize) -> Result<Vec<Range<usize>>, ScanError> 
         match text.get(at) {
             Some(b',') => at = skip_space(text, at + 1),
             Some(b']') => return Ok(found),
-            _ => return Err(ScanError { expected: "',' or ']'", at }),
+            _ => {
+                return Err(ScanError { expected: "',' or ']'", at });
+            }
         }
     }
 }
@@ -144,11 +148,7 @@ pub fn find<'a>(text: &[u8], members: &'a [Member], name: &str) -> Option<&'a Me
 }
 
 /// Adds the cuts that take the members for which `is_removed` holds, and their commas, out of one object.
-pub fn remove_members(
-    members: &[Member],
-    edits: &mut Vec<Edit>,
-    is_removed: impl Fn(&Member) -> bool,
-) {
+pub fn remove_members(members: &[Member], edits: &mut Vec<Edit>, is_removed: impl Fn(&Member) -> bool) {
     let mut index = 0;
     while index < members.len() {
         if !is_removed(&members[index]) {

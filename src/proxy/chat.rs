@@ -54,10 +54,11 @@ async fn serve(
         return Err(ApiError::new(503, ErrorType::Server, "shutting_down", message));
     }
     let body = read_body(body, inner.options.max_body_bytes).await?;
-    let request = Request::parse(body).map_err(|error| {
-        ApiError::new(400, ErrorType::InvalidRequest, "bad_request", error.to_string())
-    })?;
+    let request = Request::parse(body)
+        .map_err(|error| ApiError::new(400, ErrorType::InvalidRequest, "bad_request", error.to_string()))?;
     let session = identify::session_of(inner, &shared.door, path_session, &headers, &request)?;
+    // From here on the session's end waits for this call.
+    let tokens = (session.token(), inner.running.token());
     let index = session.admit(&request, inner.options.history_rewrite_tolerance)?;
     let plan = session.plan(index);
     let prepare = |is_plain: bool| -> Result<Prepared, ApiError> {
@@ -67,16 +68,16 @@ async fn serve(
         } else {
             dialect::prepare(kind, inner.options.wanted, plan, &request, model)
         };
-        prepared.map_err(|error| {
-            ApiError::new(400, ErrorType::InvalidRequest, "bad_request", error.to_string())
-        })
+        prepared
+            .map_err(|error| ApiError::new(400, ErrorType::InvalidRequest, "bad_request", error.to_string()))
     };
     let prepared = prepare(inner.upstream.refuses_additions())?;
-    let slot = Arc::clone(&inner.slots).acquire_owned().await.map_err(|_| {
-        ApiError::new(503, ErrorType::Server, "shutting_down", "the proxy is shutting down")
-    })?;
+    let slot = Arc::clone(&inner.slots)
+        .acquire_owned()
+        .await
+        .map_err(|_| ApiError::new(503, ErrorType::Server, "shutting_down", "the proxy is shutting down"))?;
     let abort = session.closed();
-    let mut recorder = Recorder::new(Arc::clone(inner), session, slot, request.clone(), prepared);
+    let mut recorder = Recorder::new(Arc::clone(inner), session, tokens, slot, request.clone(), prepared);
     recorder.conversation_id = identify::conversation_id(&headers);
     if inner.upstream.refuses_additions() {
         recorder.more_reasons.push("capture_refused_by_upstream".to_owned());

@@ -33,7 +33,9 @@ pub(super) async fn host(State(shared): State<Shared>, request: Request, next: N
 
 /// Asks for the client token, where there is one. A session's own key is as good.
 pub(super) async fn token(State(shared): State<Shared>, request: Request, next: Next) -> Response {
-    let Some(token) = &shared.inner.options.client_token else { return next.run(request).await };
+    let Some(token) = &shared.inner.options.client_token else {
+        return next.run(request).await;
+    };
     let key = identify::client_key(request.headers()).unwrap_or_default();
     // Hashes, so that the time of the comparison says nothing.
     let is_token = Sha256::digest(key) == Sha256::digest(token);
@@ -51,7 +53,8 @@ fn is_own(inner: &Inner, authority: &str) -> bool {
         None => authority.split(':').next().unwrap_or_default(),
     };
     let address: Option<IpAddr> = host.parse().ok();
-    let serves_all = inner.options.allowed_hosts.iter().any(|allowed| allowed == "0.0.0.0" || allowed == "::");
+    let serves_all =
+        inner.options.allowed_hosts.iter().any(|allowed| allowed == "0.0.0.0" || allowed == "::");
     host.eq_ignore_ascii_case("localhost")
         || address.is_some_and(|address| address.is_loopback() || serves_all)
         || inner.options.allowed_hosts.iter().any(|allowed| allowed.eq_ignore_ascii_case(host))

@@ -122,7 +122,6 @@ impl Proxy {
     }
 
     /// The public listener's routes.
-    #[must_use]
     pub fn router(&self) -> Router {
         let state = Shared { inner: Arc::clone(&self.inner), door: Door::Public };
         let routes = Router::new()

@@ -22,10 +22,7 @@ pub(super) async fn models(State(shared): State<Shared>, headers: HeaderMap) -> 
     }
 }
 
-async fn ask_models(
-    shared: &Shared,
-    headers: &HeaderMap,
-) -> Result<(StatusCode, HeaderMap, Bytes), String> {
+async fn ask_models(shared: &Shared, headers: &HeaderMap) -> Result<(StatusCode, HeaderMap, Bytes), String> {
     let upstream = &shared.inner.upstream;
     let sent = upstream.send(Method::GET, "/models", None, headers, Bytes::new()).await;
     let UpstreamReply { status, headers, mut body } = sent.map_err(|error| error.to_string())?;

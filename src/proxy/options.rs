@@ -79,10 +79,7 @@ impl ProxyOptions {
     /// Stand-alone capture: sampling and model names pass through.
     #[must_use]
     pub fn stand_alone() -> Self {
-        Self::new(Mode::StandAlone {
-            sampling: SessionSampling::PassThrough,
-            model_map: BTreeMap::new(),
-        })
+        Self::new(Mode::StandAlone { sampling: SessionSampling::PassThrough, model_map: BTreeMap::new() })
     }
 
     /// A trainer's proxy.
@@ -98,5 +95,4 @@ impl ProxyOptions {
             Mode::Trainer { policy_model } => Some(policy_model),
         }
     }
-
 }

@@ -55,6 +55,7 @@ impl Recorder {
     pub(super) fn new(
         inner: Arc<Inner>,
         session: Arc<Session>,
+        tokens: (TaskTrackerToken, TaskTrackerToken),
         slot: OwnedSemaphorePermit,
         request: Request,
         prepared: Prepared,
@@ -62,7 +63,7 @@ impl Recorder {
         metrics::gauge!("lego_proxy_calls_in_flight").increment(1.0);
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
-            tokens: (session.token(), inner.running.token()),
+            tokens,
             _slot: Some(slot),
             call_id: CallId::now(),
             request,
@@ -134,7 +135,11 @@ impl Recorder {
     }
 
     /// Stores every choice that is not stored yet. Returns when they are durable.
-    pub(super) async fn commit(&mut self, status: CallStatus, error: Option<String>) -> Result<(), SinkError> {
+    pub(super) async fn commit(
+        &mut self,
+        status: CallStatus,
+        error: Option<String>,
+    ) -> Result<(), SinkError> {
         let calls = self.take_all(status, error);
         self.store(calls, status).await
     }
@@ -166,7 +171,8 @@ impl Recorder {
             return Ok(());
         }
         let failure = self.failure(status, &calls);
-        let append = append(Arc::clone(&self.inner), Arc::clone(&self.session), self.tokens.clone(), calls, failure);
+        let append =
+            append(Arc::clone(&self.inner), Arc::clone(&self.session), self.tokens.clone(), calls, failure);
         match tokio::spawn(append).await {
             Ok(result) => result,
             Err(error) => Err(SinkError::Io { place: "the capture".to_owned(), reason: error.to_string() }),
@@ -221,7 +227,9 @@ impl Recorder {
     fn call(&self, index: u16, choice: &Choice, status: CallStatus, error: Option<String>) -> Call {
         let spec = &self.session.spec;
         let kind = self.inner.upstream.kind();
-        let source = |has_ids: bool| if has_ids { IdsSource::Engine } else { IdsSource::Absent };
+        let source = |has_ids: bool| {
+            if has_ids { IdsSource::Engine } else { IdsSource::Absent }
+        };
         let (weight_spans, weight_source) = self.weights(choice);
         let upstream_request = (self.prepared.body != *self.request.body()).then(|| raw(&self.prepared.body));
         Call {
@@ -338,7 +346,9 @@ impl Drop for Recorder {
         let work = append(inner, Arc::clone(&self.session), self.tokens.clone(), calls, None);
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn(work)),
-            Err(_) => tracing::error!(call_id = %self.call_id, "no runtime to record a dropped call in"),
+            Err(_) => {
+                tracing::error!(call_id = %self.call_id, "no runtime to record a dropped call in")
+            }
         }
     }
 }
@@ -355,7 +365,8 @@ async fn append(
     let result = inner.sink.append(calls).await;
     match &result {
         Ok(()) => {
-            let tokens = kept.iter().filter_map(|call| call.completion_token_ids.as_ref()).map(Vec::len).sum();
+            let tokens =
+                kept.iter().filter_map(|call| call.completion_token_ids.as_ref()).map(Vec::len).sum();
             metrics::counter!("lego_proxy_captured_tokens_total").increment(count(tokens));
             session.keep(kept, failure);
         }

@@ -112,7 +112,8 @@ impl Relay {
             match self.step().await {
                 Step::Head(Ok(received)) => self.head(received).await,
                 Step::Head(Err(error)) => {
-                    let status = if error.is_timeout() { CallStatus::Timeout } else { CallStatus::UpstreamError };
+                    let status =
+                        if error.is_timeout() { CallStatus::Timeout } else { CallStatus::UpstreamError };
                     self.fail(status, "upstream_unreachable", error.to_string()).await;
                 }
                 Step::Piece(piece) => self.piece(&piece).await,
@@ -297,6 +298,12 @@ impl Relay {
         self.source = Source::Ended;
         let error = ApiError::new(502, ErrorType::Upstream, code, message.clone());
         if self.recorder.is_done() {
+            self.is_over = true;
+            return;
+        }
+        // Only usage and terminator were waited for: the reply itself is whole.
+        if self.recorder.outcome().0 == CallStatus::Ok {
+            self.release(true).await;
             self.is_over = true;
             return;
         }

@@ -21,9 +21,13 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 /// An address that cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    #[error("{host:?} is not an address of this machine: {cause}. Set proxy.listen_host to one, such as 127.0.0.1")]
+    #[error(
+        "{host:?} is not an address of this machine: {cause}. Set proxy.listen_host to one, such as 127.0.0.1"
+    )]
     Host { host: String, cause: std::io::Error },
-    #[error("port {port} on {host} is in use. Stop what uses it, or set proxy.listen_port to another (0: any)")]
+    #[error(
+        "port {port} on {host} is in use. Stop what uses it, or set proxy.listen_port to another (0: any)"
+    )]
     InUse { host: String, port: u16 },
     #[error("cannot listen on {host}:{port}: {cause}")]
     Other { host: String, port: u16, cause: std::io::Error },

@@ -61,16 +61,23 @@ fn sampling(call: &Call, is_constrained: bool, say: &mut impl FnMut(&str)) {
     if is_constrained {
         say("constrained_decoding");
     }
+    // Engines fill what nobody sent from the model's own generation_config.
     if !dialect::is_untruncated(sent) {
-        // Engines fill what nobody sent from the model's own generation_config.
         say("sampling_unknown_or_truncated");
-    } else if matches!(call.logprob_semantics, LogprobSemantics::Unknown) {
-        say("logprob_semantics_unknown");
+        return;
+    }
+    match call.logprob_semantics {
+        LogprobSemantics::Unknown => say("logprob_semantics_unknown"),
+        LogprobSemantics::RawT1 if sent.temperature != Some(1.0) => {
+            say("raw_logprobs_at_other_temperature");
+        }
+        _ => {}
     }
 }
 
 fn weights(call: &Call, sampled: usize, say: &mut impl FnMut(&str)) {
-    let Some(spans) = call.weight_spans.as_ref().filter(|_| call.weight_source != WeightSource::Unknown) else {
+    let Some(spans) = call.weight_spans.as_ref().filter(|_| call.weight_source != WeightSource::Unknown)
+    else {
         say("weight_version_unknown");
         return;
     };

@@ -7,9 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// An id that is empty, too long, or holds a character outside `[A-Za-z0-9._-]`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{kind} id {value:?} is not usable: 1 to 128 characters out of A-Z a-z 0-9 . _ - are allowed"
-)]
+#[error("{kind} id {value:?} is not usable: 1 to 128 characters out of A-Z a-z 0-9 . _ - are allowed")]
 pub struct InvalidId {
     kind: &'static str,
     value: String,
@@ -85,9 +83,7 @@ pub struct GroupId(pub u64);
 pub struct EpisodeId(pub u64);
 
 /// Number of weight publications to the upstream. The starting policy is version 0.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
-)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PolicyVersion(pub u64);
 
 impl fmt::Display for PolicyVersion {
@@ -132,9 +128,6 @@ mod tests {
         for bad in ["", ".", "..", "a/b", "a b", "é", "a\0"] {
             assert!(bad.parse::<SessionId>().is_err(), "{bad:?}");
         }
-        assert_eq!(
-            "trial-7.a_b".parse::<TrialId>().expect("usable").as_str(),
-            "trial-7.a_b"
-        );
+        assert_eq!("trial-7.a_b".parse::<TrialId>().expect("usable").as_str(), "trial-7.a_b");
     }
 }

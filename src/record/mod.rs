@@ -13,8 +13,8 @@ mod sample;
 mod sink;
 
 pub use call::{
-    Call, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, LogprobSemantics,
-    SCHEMA_VERSION, Sampling, UpstreamKind, Usage, WeightSource, WeightSpan,
+    Call, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, LogprobSemantics, SCHEMA_VERSION,
+    Sampling, UpstreamKind, Usage, WeightSource, WeightSpan,
 };
 pub use disposition::Disposition;
 pub use ids::{CallId, EpisodeId, GroupId, InvalidId, PolicyVersion, SessionId, TaskId, TrialId};

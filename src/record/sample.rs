@@ -30,11 +30,7 @@ pub struct Sample(SampleParts);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSample {
     #[error("{field} has {found} entries for {expected} tokens")]
-    Length {
-        field: &'static str,
-        found: usize,
-        expected: usize,
-    },
+    Length { field: &'static str, found: usize, expected: usize },
     #[error("sampled token {index} has no {field}")]
     MissingValue { field: &'static str, index: usize },
     #[error("context token {index} carries a {field}: only sampled tokens may")]
@@ -64,11 +60,7 @@ impl Sample {
         ];
         for (field, found) in lengths {
             if found != expected {
-                return Err(InvalidSample::Length {
-                    field,
-                    found,
-                    expected,
-                });
+                return Err(InvalidSample::Length { field, found, expected });
             }
         }
         if parts.loss_mask.first() == Some(&true) {
@@ -90,10 +82,7 @@ impl Sample {
             if let Some(value) = parts.logprobs[index]
                 && !(value.is_finite() && value <= 0.0)
             {
-                return Err(InvalidSample::BadLogprob {
-                    value: value.to_string(),
-                    index,
-                });
+                return Err(InvalidSample::BadLogprob { value: value.to_string(), index });
             }
         }
         let mut covered = vec![false; expected];
@@ -115,11 +104,7 @@ impl Sample {
     /// Number of sampled tokens.
     #[must_use]
     pub fn sampled_tokens(&self) -> usize {
-        self.0
-            .loss_mask
-            .iter()
-            .filter(|&&is_sampled| is_sampled)
-            .count()
+        self.0.loss_mask.iter().filter(|&&is_sampled| is_sampled).count()
     }
 }
 
@@ -151,13 +136,7 @@ mod tests {
     fn a_null_where_the_loss_needs_a_value_is_refused() {
         let mut bad = parts();
         bad.logprobs[1] = None;
-        assert_eq!(
-            Sample::new(bad),
-            Err(InvalidSample::MissingValue {
-                field: "log-prob",
-                index: 1
-            })
-        );
+        assert_eq!(Sample::new(bad), Err(InvalidSample::MissingValue { field: "log-prob", index: 1 }));
         assert_eq!(Sample::new(parts()).expect("valid").sampled_tokens(), 2);
     }
 
@@ -168,12 +147,6 @@ mod tests {
         assert_eq!(Sample::new(bad), Err(InvalidSample::Spans));
         let mut bad = parts();
         bad.logprobs[0] = Some(-1.0);
-        assert_eq!(
-            Sample::new(bad),
-            Err(InvalidSample::ValueOnContext {
-                field: "log-prob",
-                index: 0
-            })
-        );
+        assert_eq!(Sample::new(bad), Err(InvalidSample::ValueOnContext { field: "log-prob", index: 0 }));
     }
 }

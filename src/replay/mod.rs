@@ -19,23 +19,14 @@ const BATCH_TOKENS: usize = 8192;
 ///
 /// # Errors
 /// A sample that is longer than the model's positions, or has a token outside its vocabulary.
-pub fn replay(
-    model: &Model,
-    pool: &Pool,
-    samples: &[&Sample],
-) -> Result<Vec<ReplayedLogprobs>, ModelError> {
-    let mut replayed: Vec<ReplayedLogprobs> = samples
-        .iter()
-        .map(|sample| vec![None; sample.token_ids.len()])
-        .collect();
+pub fn replay(model: &Model, pool: &Pool, samples: &[&Sample]) -> Result<Vec<ReplayedLogprobs>, ModelError> {
+    let mut replayed: Vec<ReplayedLogprobs> =
+        samples.iter().map(|sample| vec![None; sample.token_ids.len()]).collect();
     for temperature in temperatures(samples) {
         let uses = |sample: &Sample| sample.temperature.contains(&Some(temperature));
         let chosen: Vec<usize> = (0..samples.len()).filter(|&at| uses(samples[at])).collect();
         for batch in batches(&chosen, samples) {
-            let sequences: Vec<&[u32]> = batch
-                .iter()
-                .map(|&at| samples[at].token_ids.as_slice())
-                .collect();
+            let sequences: Vec<&[u32]> = batch.iter().map(|&at| samples[at].token_ids.as_slice()).collect();
             let log_probs = model.log_probs(pool, &sequences, temperature)?;
             for (&at, log_probs) in batch.iter().zip(&log_probs) {
                 for (index, sampled_with) in samples[at].temperature.iter().enumerate() {
@@ -52,10 +43,7 @@ pub fn replay(
 /// The different temperatures in order of first use.
 fn temperatures(samples: &[&Sample]) -> Vec<f32> {
     let mut distinct = Vec::new();
-    for temperature in samples
-        .iter()
-        .flat_map(|sample| sample.temperature.iter().flatten())
-    {
+    for temperature in samples.iter().flat_map(|sample| sample.temperature.iter().flatten()) {
         if !distinct.contains(temperature) {
             distinct.push(*temperature);
         }
@@ -111,14 +99,8 @@ mod tests {
         let mut cache = KvCache::new(model.config(), 1, 64);
         let (mut logprobs, mut temperature) = (vec![None], vec![None]);
         for position in 0..29 {
-            let row = Row {
-                slot: 0,
-                position,
-                token: tokens[position],
-            };
-            let mut logits = model
-                .step(&pool, &mut cache, &[row], &[true])
-                .expect("valid");
+            let row = Row { slot: 0, position, token: tokens[position] };
+            let mut logits = model.step(&pool, &mut cache, &[row], &[true]).expect("valid");
             let is_sampled = (10..20).contains(&(position + 1)) || position + 1 > 25;
             let used = if position < 20 { 1.0 } else { 0.7 };
             apply_temperature(logits.row_mut(0), used);
@@ -156,13 +138,7 @@ mod tests {
             })
             .expect("a valid sample")
         };
-        let samples = [
-            sample(5000),
-            sample(4000),
-            sample(9000),
-            sample(4),
-            sample(4),
-        ];
+        let samples = [sample(5000), sample(4000), sample(9000), sample(4), sample(4)];
         let samples: Vec<&Sample> = samples.iter().collect();
         let pieces = batches(&chosen, &samples);
         assert_eq!(pieces, [&[0][..], &[1], &[2], &[3, 4]]);

@@ -75,7 +75,11 @@ mod tests {
         let valid = |termination| Outcome::Valid { termination };
         assert_eq!(outcome(|_, _| {}), valid(Termination::Completed));
         assert_eq!(outcome(|e, _| e.code = Some(1)), valid(Termination::NonZeroExit));
-        assert_eq!(outcome(|e, _| killed(e)), valid(Termination::NonZeroExit), "a kill nobody can explain is no pardon");
+        assert_eq!(
+            outcome(|e, _| killed(e)),
+            valid(Termination::NonZeroExit),
+            "a kill nobody can explain is no pardon"
+        );
         assert_eq!(
             outcome(|e, _| {
                 killed(e);

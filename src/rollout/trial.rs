@@ -162,22 +162,25 @@ pub async fn run_trial(
         result.turns = attempt.session.calls.len();
         account(&attempt, is_last, &mut result)?;
         result.wall = started.elapsed();
-        folder.write("result.json", &ResultFile {
-            trial_id: &spec.trial_id,
-            task_id: &spec.task.instance_id,
-            session_id: &session_id,
-            purpose: spec.purpose,
-            seed: spec.seed,
-            temperature: spec.temperature,
-            attempt: result.attempts,
-            outcome: &attempt.outcome,
-            reward: result.reward,
-            turns: result.turns,
-            exit: &attempt.evidence,
-            verdict: attempt.verdict.as_ref(),
-            sandbox: env.backend.capabilities(),
-            wall_ms: result.wall.as_millis() as u64,
-        })?;
+        folder.write(
+            "result.json",
+            &ResultFile {
+                trial_id: &spec.trial_id,
+                task_id: &spec.task.instance_id,
+                session_id: &session_id,
+                purpose: spec.purpose,
+                seed: spec.seed,
+                temperature: spec.temperature,
+                attempt: result.attempts,
+                outcome: &attempt.outcome,
+                reward: result.reward,
+                turns: result.turns,
+                exit: &attempt.evidence,
+                verdict: attempt.verdict.as_ref(),
+                sandbox: env.backend.capabilities(),
+                wall_ms: result.wall.as_millis() as u64,
+            },
+        )?;
         if is_last {
             return Ok(result);
         }
@@ -197,10 +200,8 @@ fn reward(options: &TrialOptions, attempt: &Attempt) -> Option<f64> {
     if *termination == Termination::AgentOom && !options.is_agent_oom_graded {
         return None;
     }
-    let is_invalid = matches!(
-        termination,
-        Termination::AgentOom | Termination::AgentTimeout | Termination::NonZeroExit
-    );
+    let is_invalid =
+        matches!(termination, Termination::AgentOom | Termination::AgentTimeout | Termination::NonZeroExit);
     match options.invalid_reward {
         Some(floor) if is_invalid => Some(floor),
         _ => attempt.verdict.as_ref().map(|verdict| verdict.reward),
@@ -279,8 +280,7 @@ async fn attempt(
     });
     let mut mounts = launch.mounts;
     mounts.push(Mount { host: workspace.clone(), inside: WORKSPACE.into(), is_writable: true });
-    let sandbox_spec =
-        Spec { mounts, listen_port: Some(LISTEN_PORT), limits: env.options.limits.clone() };
+    let sandbox_spec = Spec { mounts, listen_port: Some(LISTEN_PORT), limits: env.options.limits.clone() };
     let mut sandbox = match env.backend.create(sandbox_spec).await {
         Ok(sandbox) => sandbox,
         Err(error) => {
@@ -321,7 +321,11 @@ async fn attempt(
     let exit = match (run, served) {
         (Some(Ok(exit)), _) => exit,
         (Some(Err(error)), _) => {
-            return Ok(invalid(InfraFailure::SandboxLost(error.to_string()), ExitEvidence::default(), session));
+            return Ok(invalid(
+                InfraFailure::SandboxLost(error.to_string()),
+                ExitEvidence::default(),
+                session,
+            ));
         }
         // The listener ends before the harness only when the proxy shuts down.
         (None, _) => return Ok(invalid(InfraFailure::Shutdown, ExitEvidence::default(), session)),
@@ -358,9 +362,7 @@ async fn attempt(
         Err(error) => Err(InfraFailure::Verifier(error.to_string())),
     };
     Ok(match verdict {
-        Ok(verdict) => {
-            Attempt { outcome, evidence: exit.evidence, session, verdict: Some(verdict) }
-        }
+        Ok(verdict) => Attempt { outcome, evidence: exit.evidence, session, verdict: Some(verdict) },
         Err(failure) => invalid(failure, exit.evidence, session),
     })
 }
@@ -390,10 +392,8 @@ impl TrialFolder {
 
     fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), RolloutError> {
         let path = self.kept.join(name);
-        let text = serde_json::to_vec_pretty(value).map_err(|error| RolloutError::Io {
-            path: path.clone(),
-            source: std::io::Error::other(error),
-        })?;
+        let text = serde_json::to_vec_pretty(value)
+            .map_err(|error| RolloutError::Io { path: path.clone(), source: std::io::Error::other(error) })?;
         self.write_bytes(name, &text)
     }
 

@@ -17,7 +17,9 @@ pub enum RunError {
     Io { path: PathBuf, source: std::io::Error },
     #[error("{doing}: {cause}")]
     Failed { doing: &'static str, cause: String },
-    #[error("{sampled} tokens were sampled, but {booked} are accounted for: the run stops rather than train on a wrong account")]
+    #[error(
+        "{sampled} tokens were sampled, but {booked} are accounted for: the run stops rather than train on a wrong account"
+    )]
     Unbalanced { sampled: u64, booked: u64 },
     #[error("every trial failed by broken machinery, the first like this: {0}")]
     AllInvalid(String),

@@ -112,7 +112,7 @@ fn rates(scores: &[&TaskScore]) -> Rates {
         greedy: (!greedy.is_empty())
             .then(|| mean(greedy.iter().filter(|r| is_solved(r)).count() as f64, greedy.len())),
         pass_at_k: mean(
-            sampled.iter().filter(|score| score.sampled.iter().any(|r| is_solved(r))).count() as f64,
+            sampled.iter().filter(|score| score.sampled.iter().any(is_solved)).count() as f64,
             sampled.len(),
         ),
     }
@@ -146,10 +146,7 @@ mod tests {
                 trial("b", "logic", true, Some(0.0)),
             ],
         );
-        assert_eq!(
-            evaluation.rates,
-            Rates { tasks: 2, solve_rate: 0.25, greedy: Some(0.5), pass_at_k: 0.5 }
-        );
+        assert_eq!(evaluation.rates, Rates { tasks: 2, solve_rate: 0.25, greedy: Some(0.5), pass_at_k: 0.5 });
         assert_eq!(evaluation.invalid_trials, 1);
         assert_eq!(evaluation.by_family["compare"].solve_rate, 0.5);
     }

@@ -74,12 +74,8 @@ impl RunFolder {
         (&lock).write_all(std::process::id().to_string().as_bytes()).map_err(io(&lock_path))?;
         let folder = Self { root, incarnation, _lock: lock };
         // Workspaces of a killed run are of no use to its next start.
-        let scratch = folder.scratch();
-        match fs::remove_dir_all(&scratch) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io(&scratch)(error)),
-            _ => {}
-        }
-        for dir in [folder.trials(), folder.checkpoints(), folder.reports(), scratch] {
+        folder.clear_scratch()?;
+        for dir in [folder.trials(), folder.checkpoints(), folder.reports(), folder.scratch()] {
             fs::create_dir_all(&dir).map_err(io(&dir))?;
         }
         write_json(&folder.root.join("run.json"), &RunState { incarnation })?;
@@ -110,6 +106,11 @@ impl RunFolder {
         self.incarnation
     }
 
+    /// The config that the run was started with.
+    pub fn resolved_config(&self) -> PathBuf {
+        self.root.join("config.resolved.toml")
+    }
+
     pub fn captures(&self) -> PathBuf {
         self.root.join("captures")
     }
@@ -126,9 +127,23 @@ impl RunFolder {
         self.root.join("reports")
     }
 
-    /// Workspaces of running trials; emptied at every start.
+    /// Workspaces of running trials and the task cache; there only while the run goes on.
     pub fn scratch(&self) -> PathBuf {
         self.root.join("scratch")
+    }
+
+    /// Removes the scratch folder.
+    ///
+    /// # Errors
+    /// [`RunError::Io`] names it.
+    pub fn clear_scratch(&self) -> Result<(), RunError> {
+        let path = self.scratch();
+        match fs::remove_dir_all(&path) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                Err(RunError::Io { path, source })
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use super::RunError;
 use crate::capture::{self, Writer, WriterOptions};
 use crate::config::{AgentOom, Config, HarnessType, SandboxBackend};
 use crate::engine::{Engine, EngineOptions};
-use crate::harness::{Harness, Mini};
+use crate::harness::{CommandLine, Harness, Mini};
 use crate::model::Model;
 use crate::proxy::{Mode, Proxy, ProxyOptions, VersionSource};
 use crate::record::PolicyVersion;
@@ -82,11 +82,9 @@ impl Machinery {
         };
         let upstream = Upstream::in_process(serve::router(state), timeouts);
 
-        let writer_options =
-            WriterOptions { durability: durability(config), ..WriterOptions::default() };
-        let writer = Arc::new(
-            Writer::open(&places.captures, writer_options).map_err(failed("opening the captures"))?,
-        );
+        let writer_options = WriterOptions { durability: durability(config), ..WriterOptions::default() };
+        let writer =
+            Arc::new(Writer::open(&places.captures, writer_options).map_err(failed("opening the captures"))?);
         report_recovery(&writer);
         let mode = Mode::Trainer { policy_model: model_name.clone() };
         let options = ProxyOptions::from_config(&config.proxy, mode, None);
@@ -121,22 +119,13 @@ impl Machinery {
                 limits,
                 max_output_bytes: config.sandbox.max_output_bytes,
                 is_agent_oom_graded: config.sandbox.agent_oom == AgentOom::Grade,
-                invalid_reward: config
-                    .training
-                    .reward
-                    .penalize_invalid_trajectory
-                    .then_some(INVALID_REWARD),
+                invalid_reward: config.training.reward.penalize_invalid_trajectory.then_some(INVALID_REWARD),
             },
             policy_version,
             scratch: places.scratch,
             trials: places.trials,
         };
-        Ok(Self {
-            env: Arc::new(env),
-            engine,
-            writer,
-            max_concurrent: config.sandbox.max_concurrent,
-        })
+        Ok(Self { env: Arc::new(env), engine, writer, max_concurrent: config.sandbox.max_concurrent })
     }
 
     /// Ends running calls, and returns when every capture is durable.
@@ -155,11 +144,7 @@ fn model_name(config: &Config, model_path: &Path) -> String {
     config.policy.model_name.clone().or_else(folder).unwrap_or_else(|| "policy".to_owned())
 }
 
-async fn backend(
-    config: &Config,
-    places: &Places,
-    allow_weak: bool,
-) -> Result<Arc<dyn Backend>, RunError> {
+async fn backend(config: &Config, places: &Places, allow_weak: bool) -> Result<Arc<dyn Backend>, RunError> {
     let choice = match config.sandbox.backend {
         SandboxBackend::Auto => Choice::Auto,
         SandboxBackend::Embedded => Choice::Embedded,
@@ -192,6 +177,10 @@ async fn backend(
 }
 
 fn harness(config: &Config) -> Result<Arc<dyn Harness>, RunError> {
+    if let Some(argv) = &config.harness.command {
+        let env = config.harness.env.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+        return Ok(Arc::new(CommandLine { name: config.harness.r#type.as_str(), argv: argv.clone(), env }));
+    }
     match config.harness.r#type {
         HarnessType::Mini => {
             let max_turns = u32::try_from(config.training.max_turns).unwrap_or(u32::MAX);
@@ -201,7 +190,8 @@ fn harness(config: &Config) -> Result<Arc<dyn Harness>, RunError> {
         }
         _ => Err(RunError::Failed {
             doing: "choosing a harness",
-            cause: "harness.type names one that is not there yet: set it to mini".to_owned(),
+            cause: "harness.type names one that is not there yet: set it to mini, or set harness.command"
+                .to_owned(),
         }),
     }
 }

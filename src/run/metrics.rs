@@ -51,8 +51,7 @@ pub fn row(
     let calls: usize = results.iter().map(|r| r.turns).sum();
     let prompts: u64 = results.iter().map(|r| r.prompt_tokens).sum();
     let sampled: u64 = results.iter().map(|r| r.sampled_tokens).sum();
-    let longest =
-        results.iter().flat_map(|r| &r.samples).map(|s| s.token_ids.len()).max().unwrap_or(0);
+    let longest = results.iter().flat_map(|r| &r.samples).map(|s| s.token_ids.len()).max().unwrap_or(0);
     let per_second = |amount: f64, time: Duration| amount / time.as_secs_f64().max(1e-9);
 
     let mut row: Vec<(&'static str, MetricValue)> = vec![
@@ -85,10 +84,7 @@ pub fn row(
         ("dropped_tokens", left_out(|d| matches!(d, Disposition::Dropped(_))).into()),
         ("prompt_length_mean", (prompts as f64 / calls.max(1) as f64).into()),
         ("response_length_mean", mean(sampled as f64).into()),
-        (
-            "response_length_max",
-            results.iter().map(|r| r.sampled_tokens).max().unwrap_or(0).into(),
-        ),
+        ("response_length_max", results.iter().map(|r| r.sampled_tokens).max().unwrap_or(0).into()),
         ("sequence_length_max", longest.into()),
         ("sampled_tokens_per_second", per_second(sampled as f64, times.rollout).into()),
         ("trained_tokens_per_second", per_second(step.trained_tokens as f64, times.train).into()),

@@ -17,7 +17,7 @@ impl Progress {
     pub fn start(label: &str, total: u64) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(total);
-            let template = "{prefix:>12} [{bar:30}] {pos}/{len} {elapsed_precise}<{eta_precise} {wide_msg}";
+            let template = "{prefix:>12} [{bar:30}] {pos}/{len} {elapsed_precise}<{eta_precise}";
             if let Ok(style) = ProgressStyle::with_template(template) {
                 bar.set_style(style.progress_chars("=> "));
             }
@@ -37,12 +37,6 @@ impl Progress {
     pub fn set_position(&self, position: u64) {
         if let Some(bar) = &self.bar {
             bar.set_position(position);
-        }
-    }
-
-    pub fn message(&self, text: &str) {
-        if let Some(bar) = &self.bar {
-            bar.set_message(text.to_owned());
         }
     }
 

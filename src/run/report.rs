@@ -61,18 +61,18 @@ impl fmt::Display for Report {
         let tasks = self.evaluation_before.as_ref().map_or(0, |e| e.rates.tasks);
         writeln!(f, "Held-out tasks: {tasks}, {samples} samples each")?;
         writeln!(f, "  {:<28}  before     after", "")?;
-        writeln!(
-            f,
-            "{}",
-            row("solve rate", self.heldout_solve_rate_before, self.heldout_solve_rate_after)
-        )?;
+        writeln!(f, "{}", row("solve rate", self.heldout_solve_rate_before, self.heldout_solve_rate_after))?;
         writeln!(f, "{}", row("greedy", self.heldout_greedy_before, self.heldout_greedy_after))?;
         let name = format!("pass@{samples}");
         writeln!(f, "{}", row(&name, pass_at_k(&self.evaluation_before), pass_at_k(&self.evaluation_after)))?;
         writeln!(
             f,
             "{} steps in {:.0} s; {} tokens sampled, {} trained; {} invalid trajectories",
-            self.steps, self.wall_seconds, self.tokens.sampled, self.tokens.trained, self.invalid_trajectories
+            self.steps,
+            self.wall_seconds,
+            self.tokens.sampled,
+            self.tokens.trained,
+            self.invalid_trajectories
         )?;
         let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value}"));
         write!(

@@ -16,12 +16,12 @@ use super::progress::Progress;
 use super::report::{CurvePoint, Report};
 use super::waves::{self, Wave};
 use super::{RunError, learner};
-use crate::config::{Config, Use};
+use crate::config::{Config, Environment, Use};
 use crate::model::Model;
 use crate::record::{Disposition, PolicyVersion};
 use crate::rollout::{TaskOrder, derive_seed};
 use crate::task::{Dataset, Split, Task};
-use crate::telemetry::{Event, EventLog, RunMetrics, log_to_file};
+use crate::telemetry::{Event, EventLog, LogFile, RunMetrics, log_to_file};
 use crate::train::{Checkpoints, Episode, Learner};
 
 /// What is not in the config files.
@@ -70,6 +70,8 @@ struct Run {
     saved_at: Option<u64>,
     started: Instant,
     stop: CancellationToken,
+    /// `train.log` gets lines as long as this lives.
+    _log: LogFile,
 }
 
 /// Trains the policy and gives the report. Cancelling `stop` ends the run cleanly: sandboxes gone, captures
@@ -88,38 +90,28 @@ pub async fn train(
         run.leave(error);
     }
     run.machinery.stop().await;
+    run.folder.clear_scratch()?;
     result
 }
 
 impl Run {
-    async fn start(
-        config: Config,
-        options: TrainOptions,
-        stop: CancellationToken,
-    ) -> Result<Self, RunError> {
+    async fn start(config: Config, options: TrainOptions, stop: CancellationToken) -> Result<Self, RunError> {
         let started = Instant::now();
-        let runs = &config.training.observability.log_dir;
-        let folder = match (&options.output_dir, options.resume) {
-            (Some(dir), true) => RunFolder::resume(dir)?,
-            (None, true) => RunFolder::resume(&RunFolder::newest(runs)?)?,
-            (Some(dir), false) => RunFolder::create(dir)?,
-            (None, false) => RunFolder::create(&runs.join(folder_name()))?,
+        let runs = config.training.observability.log_dir.clone();
+        // A run that is resumed has a config of its own; a new one gets a folder once its input is good.
+        let resumed = match (&options.output_dir, options.resume) {
+            (Some(dir), true) => Some(RunFolder::resume(dir)?),
+            (None, true) => Some(RunFolder::resume(&RunFolder::newest(&runs)?)?),
+            (_, false) => None,
         };
-        let resolved = folder.root().join("config.resolved.toml");
-        let config = if options.resume && resolved.exists() {
-            Config::load_resolved(&resolved, crate::config::Environment::from_process())
-                .map_err(|error| RunError::failed("reading the run's config")(error.into()))?
-        } else {
-            std::fs::write(&resolved, config.to_resolved_toml())
-                .map_err(|source| RunError::Io { path: resolved, source })?;
-            config
+        let config = match &resumed {
+            Some(folder) => Config::load_resolved(&folder.resolved_config(), Environment::from_process())
+                .map_err(|error| RunError::failed("reading the run's config")(error.into()))?,
+            None => config,
         };
         config
             .refuse_unsupported(Use::Train)
             .map_err(|error| RunError::failed("checking the config")(error.into()))?;
-        let log = log_to_file(&folder.root().join("train.log"));
-        // Kept to the end of the process: the last lines are those of the shutdown.
-        std::mem::forget(log.map_err(|error| RunError::failed("opening train.log")(error.into()))?);
 
         let dataset_path = config.training.dataset.clone().ok_or_else(|| RunError::Failed {
             doing: "opening the dataset",
@@ -133,15 +125,28 @@ impl Run {
         if config.training.eval_tasks > 0 {
             heldout_tasks.truncate(config.training.eval_tasks);
         }
-        let order = TaskOrder::new(train_tasks.len(), config.training.seed).ok_or_else(|| RunError::Failed {
-            doing: "opening the dataset",
-            cause: format!("{} has no task with split = \"train\"", dataset_path.display()),
-        })?;
+        let order =
+            TaskOrder::new(train_tasks.len(), config.training.seed).ok_or_else(|| RunError::Failed {
+                doing: "opening the dataset",
+                cause: format!("{} has no task with split = \"train\"", dataset_path.display()),
+            })?;
 
         let model_path = config.policy.model_path.clone().unwrap_or_else(|| config.proxy.model_path.clone());
-        let model = Model::load(&model_path)
-            .map_err(|error| RunError::failed("loading the policy")(error.into()))?;
+        let model =
+            Model::load(&model_path).map_err(|error| RunError::failed("loading the policy")(error.into()))?;
         let mut learner = learner::new(&config.training, model)?;
+        let folder = match (resumed, &options.output_dir) {
+            (Some(folder), _) => folder,
+            (None, Some(dir)) => RunFolder::create(dir)?,
+            (None, None) => RunFolder::create(&runs.join(folder_name()))?,
+        };
+        if !options.resume {
+            let path = folder.resolved_config();
+            std::fs::write(&path, config.to_resolved_toml())
+                .map_err(|source| RunError::Io { path, source })?;
+        }
+        let log = log_to_file(&folder.root().join("train.log"))
+            .map_err(|error| RunError::failed("opening train.log")(error.into()))?;
         let checkpoints = Checkpoints::new(folder.checkpoints(), config.training.keep_checkpoints);
         let newest = checkpoints
             .latest()
@@ -167,11 +172,8 @@ impl Run {
                 resumed_at_step: resumed_at,
             })
             .map_err(|error| RunError::failed("writing events.jsonl")(error.into()))?;
-        let places = Places {
-            captures: folder.captures(),
-            trials: folder.trials(),
-            scratch: folder.scratch(),
-        };
+        let places =
+            Places { captures: folder.captures(), trials: folder.trials(), scratch: folder.scratch() };
         let machinery = Machinery::start(
             &config,
             &dataset,
@@ -199,6 +201,7 @@ impl Run {
             carried,
             started,
             stop,
+            _log: log,
         })
     }
 
@@ -307,7 +310,10 @@ impl Run {
             step: self.carried.step,
         })?;
         let interval = training.eval_interval;
-        if interval > 0 && self.carried.step.is_multiple_of(interval) && self.carried.step < training.max_steps {
+        if interval > 0
+            && self.carried.step.is_multiple_of(interval)
+            && self.carried.step < training.max_steps
+        {
             self.evaluation(&format!("step-{}", self.carried.step)).await?;
         }
         Ok(())
@@ -318,8 +324,7 @@ impl Run {
         let mut rewards: Vec<f64> = wave.results.iter().filter_map(|result| result.reward).collect();
         if self.config.training.shuffle_rewards {
             for last in (1..rewards.len()).rev() {
-                let random =
-                    derive_seed(&[self.config.training.seed, SHUFFLE_SEEDS, version.0, last as u64]);
+                let random = derive_seed(&[self.config.training.seed, SHUFFLE_SEEDS, version.0, last as u64]);
                 rewards.swap(last, (random % (last as u64 + 1)) as usize);
             }
         }
@@ -372,7 +377,8 @@ impl Run {
         let progress = Progress::start("evaluation", specs.len() as u64);
         progress.line(&format!("held-out evaluation ({label}): {} trials", specs.len()));
         let version = self.carried.version;
-        let wave = waves::wave(&self.machinery, specs, version, &mut self.events, &progress, &self.stop).await?;
+        let wave =
+            waves::wave(&self.machinery, specs, version, &mut self.events, &progress, &self.stop).await?;
         progress.finish();
         let evaluation = waves::evaluation_of(self.carried.step, training.eval_samples, &wave)?;
         write_json(&path, &evaluation)?;
@@ -416,7 +422,8 @@ impl Run {
         let step = self.carried.step;
         let is_ahead = step > 0 && self.saved_at != Some(step);
         // An account that is off is not carried on.
-        if is_ahead && !matches!(error, RunError::Unbalanced { .. })
+        if is_ahead
+            && !matches!(error, RunError::Unbalanced { .. })
             && let Err(error) = self.checkpoint()
         {
             tracing::error!("no checkpoint of step {step}: {error}");

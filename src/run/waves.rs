@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
+use super::RunError;
 use super::evaluation::{Evaluation, EvaluationTrial};
 use super::machinery::Machinery;
 use super::progress::Progress;
-use super::RunError;
 use crate::config::Training;
 use crate::record::{EpisodeId, GroupId, InfraFailure, Outcome, PolicyVersion, TrialId};
 use crate::rollout::{Purpose, RolloutError, TaskOrder, TrialResult, TrialSpec, derive_seed, run_wave};
@@ -110,22 +110,17 @@ pub async fn wave(
 ) -> Result<Wave, RunError> {
     let started = Instant::now();
     let mut telemetry_error = None;
-    let results = run_wave(
-        &machinery.env,
-        specs,
-        machinery.max_concurrent,
-        &stop.child_token(),
-        &mut |result| {
+    let results =
+        run_wave(&machinery.env, specs, machinery.max_concurrent, &stop.child_token(), &mut |result| {
             progress.advance(1);
             let told = tell(result, version, events, progress);
             telemetry_error = telemetry_error.take().or(told.err());
-        },
-    )
-    .await
-    .map_err(|error| match error {
-        RolloutError::Cancelled => RunError::Stopped,
-        other => RunError::failed("running trials")(other.into()),
-    })?;
+        })
+        .await
+        .map_err(|error| match error {
+            RolloutError::Cancelled => RunError::Stopped,
+            other => RunError::failed("running trials")(other.into()),
+        })?;
     if let Some(error) = telemetry_error {
         return Err(RunError::failed("writing events.jsonl")(error.into()));
     }

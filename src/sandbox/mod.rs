@@ -18,12 +18,9 @@ mod spec;
 
 #[cfg(target_os = "linux")]
 pub use linux::init_main;
-pub use select::{
-    Attempt, Choice, Examination, Options, UnknownChoice, examine, select, select_with,
-};
+pub use select::{Attempt, Choice, Examination, Options, UnknownChoice, examine, select, select_with};
 pub use spec::{
-    Backend, Capabilities, DiskLimit, Enforcement, Exec, Exit, Limits, Mount, Sandbox,
-    SandboxError, Spec,
+    Backend, Capabilities, DiskLimit, Enforcement, Exec, Exit, Limits, Mount, Sandbox, SandboxError, Spec,
 };
 
 /// The first argument with which lego's own binary becomes the sandboxes' nursery: see [`init_main`].

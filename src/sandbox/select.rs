@@ -54,10 +54,7 @@ impl Default for Options {
             allow_weak: false,
             // The link of the process itself: still this build if the file is replaced meanwhile.
             binary: "/proc/self/exe".into(),
-            work_dirs: std::env::current_dir()
-                .into_iter()
-                .chain([std::env::temp_dir()])
-                .collect(),
+            work_dirs: std::env::current_dir().into_iter().chain([std::env::temp_dir()]).collect(),
         }
     }
 }
@@ -82,12 +79,7 @@ pub struct Examination {
 /// # Errors
 /// [`SandboxError::Unsupported`] names what forbids it and the remedy.
 pub async fn select(choice: Choice, allow_weak: bool) -> Result<Arc<dyn Backend>, SandboxError> {
-    select_with(&Options {
-        choice,
-        allow_weak,
-        ..Options::default()
-    })
-    .await
+    select_with(&Options { choice, allow_weak, ..Options::default() }).await
 }
 
 /// [`select`] with all options.
@@ -111,14 +103,8 @@ pub async fn examine(options: &Options) -> Examination {
     #[cfg(not(target_os = "linux"))]
     {
         let _ = options;
-        let attempt = Attempt {
-            what: "embedded".into(),
-            outcome: Err(not_linux()),
-        };
-        Examination {
-            facts: Vec::new(),
-            attempts: vec![attempt],
-        }
+        let attempt = Attempt { what: "embedded".into(), outcome: Err(not_linux()) };
+        Examination { facts: Vec::new(), attempts: vec![attempt] }
     }
 }
 

@@ -127,9 +127,8 @@ impl Collected {
 
 async fn whole(frame: &Frame, request: &ChatRequest, mut choices: Choices) -> Result<Response, ApiError> {
     let ChatRequest { common, prompt } = request;
-    let mut states: Vec<(Choice, Collected)> = (0..common.sampling.n)
-        .map(|_| (Choice::new(common.text.clone()), Collected::default()))
-        .collect();
+    let mut states: Vec<(Choice, Collected)> =
+        (0..common.sampling.n).map(|_| (Choice::new(common.text.clone()), Collected::default())).collect();
     let mut events = Vec::new();
     while let Some(index) = choices.next(&mut events).await {
         let (choice, collected) = &mut states[index];
@@ -206,7 +205,8 @@ struct ChatStream {
 
 impl ChatStream {
     fn new(frame: Frame, request: ChatRequest, choices: Choices) -> Self {
-        let states = (0..request.common.sampling.n).map(|_| Choice::new(request.common.text.clone())).collect();
+        let states =
+            (0..request.common.sampling.n).map(|_| Choice::new(request.common.text.clone())).collect();
         Self { frame, request, choices, states, events: Vec::new(), has_begun: false, is_done: false }
     }
 
@@ -269,7 +269,8 @@ impl ChatStream {
             index,
             delta: ChatDelta {
                 role: None,
-                content: (!hides_text && (delta.calls.is_empty() || !delta.text.is_empty())).then_some(&delta.text),
+                content: (!hides_text && (delta.calls.is_empty() || !delta.text.is_empty()))
+                    .then_some(&delta.text),
                 tool_calls: &delta.calls,
             },
             logprobs: common.text.logprobs.then_some(ChatLogprobs { content: &delta.logprobs }),

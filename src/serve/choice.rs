@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::stop::StopMatcher;
 use super::wire::{LogprobEntry, StopReason, TokenText, TopLogprob, WeightVersion};
 use crate::engine::{Event, FinishReason, SampledToken};
-use crate::text::{Decoder, ToolCallParser, ToolEvent, Tokenizer};
+use crate::text::{Decoder, Tokenizer, ToolCallParser, ToolEvent};
 
 /// vLLM's floor: JSON has no minus infinity.
 const LOGPROB_FLOOR: f64 = -9999.0;

@@ -14,8 +14,8 @@ use super::error::ApiError;
 use super::events::{Choices, EventSource, Frame, stream_response, write_done, write_event};
 use super::request::{Common, Logprobs, parse_object};
 use super::wire::{
-    Chunk, CompletionChoice, CompletionChunkChoice, CompletionLogprobs, CompletionReply, FullUsage, LogprobEntry,
-    unix_seconds,
+    Chunk, CompletionChoice, CompletionChunkChoice, CompletionLogprobs, CompletionReply, FullUsage,
+    LogprobEntry, unix_seconds,
 };
 use crate::engine::Event;
 use crate::text::Tokenizer;
@@ -126,11 +126,14 @@ struct Collected {
     finish: Option<Finish>,
 }
 
-async fn whole(frame: &Frame, request: &CompletionRequest, mut choices: Choices) -> Result<Response, ApiError> {
+async fn whole(
+    frame: &Frame,
+    request: &CompletionRequest,
+    mut choices: Choices,
+) -> Result<Response, ApiError> {
     let common = &request.common;
-    let mut states: Vec<(Choice, Collected)> = (0..request.choices())
-        .map(|_| (Choice::new(common.text.clone()), Collected::default()))
-        .collect();
+    let mut states: Vec<(Choice, Collected)> =
+        (0..request.choices()).map(|_| (Choice::new(common.text.clone()), Collected::default())).collect();
     let mut events = Vec::new();
     while let Some(index) = choices.next(&mut events).await {
         let (choice, collected) = &mut states[index];
@@ -148,18 +151,13 @@ async fn whole(frame: &Frame, request: &CompletionRequest, mut choices: Choices)
         collected.finish = delta.finish.or(collected.finish.take());
     }
     let completion_tokens = states.iter().map(|(choice, _)| choice.tokens).sum();
-    let choice_of = |(index, (choice, collected)): (usize, &'_ (Choice, Collected))| {
-        // Borrowed from `states`, which outlives the reply.
-        (index, choice.versions.clone(), completion_logprobs(&collected.logprobs, &mut 0))
-    };
-    let derived: Vec<_> = states.iter().enumerate().map(choice_of).collect();
-    let choices = derived
-        .into_iter()
-        .zip(&states)
-        .map(|((index, _, logprobs), (choice, collected))| CompletionChoice {
+    let choices = states
+        .iter()
+        .enumerate()
+        .map(|(index, (choice, collected))| CompletionChoice {
             index,
             text: &collected.text,
-            logprobs: common.text.logprobs.then_some(logprobs),
+            logprobs: common.text.logprobs.then(|| completion_logprobs(&collected.logprobs, &mut 0)),
             finish_reason: collected.finish.as_ref().map_or("abort", |finish| finish.reason),
             stop_reason: collected.finish.as_ref().and_then(|finish| finish.stop_reason.as_ref()),
             token_ids: common.return_token_ids.then_some(&collected.token_ids),

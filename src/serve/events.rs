@@ -125,7 +125,8 @@ pub(super) fn stream_response(source: impl EventSource) -> Response {
     });
     let mut response = Response::new(Body::from_stream(stream));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers
+        .insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-cache"));
     response
 }

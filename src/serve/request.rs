@@ -5,9 +5,9 @@ use axum::http::HeaderMap;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::ServeState;
 use super::choice::TextOptions;
 use super::error::ApiError;
-use super::ServeState;
 use crate::engine::SamplingParams;
 
 /// vLLM's default of `--max-logprobs`.
@@ -114,7 +114,10 @@ impl Logprobs {
         let is_wanted = logprobs.unwrap_or(false);
         let top = count("top_logprobs", top_logprobs.unwrap_or(0))?;
         if top > 0 && !is_wanted {
-            return Err(ApiError::bad_field("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true."));
+            return Err(ApiError::bad_field(
+                "top_logprobs",
+                "when using `top_logprobs`, `logprobs` must be set to true.",
+            ));
         }
         Ok(Self { is_wanted, top })
     }
@@ -154,11 +157,17 @@ impl Common {
         let model = state.model_name(fields.model.as_deref())?;
         let is_stream = fields.stream.unwrap_or(false);
         if !is_stream && fields.stream_options.is_some() {
-            return Err(ApiError::bad_field("stream_options", "Stream options can only be defined when `stream=True`."));
+            return Err(ApiError::bad_field(
+                "stream_options",
+                "Stream options can only be defined when `stream=True`.",
+            ));
         }
         let n = fields.n.unwrap_or(1);
         if !(1..=MAX_CHOICES).contains(&n) {
-            return Err(ApiError::bad_field("n", format!("n = {n} is not supported; give 1 to {MAX_CHOICES}")));
+            return Err(ApiError::bad_field(
+                "n",
+                format!("n = {n} is not supported; give 1 to {MAX_CHOICES}"),
+            ));
         }
         let top_k = match fields.top_k.unwrap_or(0) {
             -1 | 0 => 0,

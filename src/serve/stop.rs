@@ -60,7 +60,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn read<'a>(stops: &[&str], include: bool, pieces: impl IntoIterator<Item = &'a str>) -> (String, Option<String>) {
+    fn read<'a>(
+        stops: &[&str],
+        include: bool,
+        pieces: impl IntoIterator<Item = &'a str>,
+    ) -> (String, Option<String>) {
         let mut matcher = StopMatcher::new(stops.iter().map(|&stop| stop.to_owned()).collect(), include);
         let mut out = String::new();
         for piece in pieces {

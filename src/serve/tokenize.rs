@@ -45,7 +45,10 @@ struct DetokenizeFields {
     tokens: Vec<u32>,
 }
 
-pub(super) async fn detokenize(State(state): State<ServeState>, body: Bytes) -> Result<Json<Value>, ApiError> {
+pub(super) async fn detokenize(
+    State(state): State<ServeState>,
+    body: Bytes,
+) -> Result<Json<Value>, ApiError> {
     let body = parse_object(&body)?;
     let request: DetokenizeFields = fields(&body)?;
     state.model_name(request.model.as_deref())?;

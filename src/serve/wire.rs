@@ -8,9 +8,7 @@ use crate::record::PolicyVersion;
 
 /// Seconds since the Unix epoch.
 pub(super) fn unix_seconds() -> u64 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// A token's text, sent as `token` and `bytes`.
@@ -118,7 +116,11 @@ fn wire_call(call: &Call, with_index: bool) -> WireCall<'_> {
     }
 }
 
-fn serialize_calls<S: Serializer>(calls: &[Call], with_index: bool, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_calls<S: Serializer>(
+    calls: &[Call],
+    with_index: bool,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     let mut list = serializer.serialize_seq(Some(calls.len()))?;
     for call in calls {
         list.serialize_element(&wire_call(call, with_index))?;

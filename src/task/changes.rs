@@ -86,9 +86,7 @@ struct TextSide {
 impl Side {
     fn text(self, path: &str) -> Result<TextSide, ChangeError> {
         match String::from_utf8(self.content) {
-            Ok(text) if !text.contains('\0') => {
-                Ok(TextSide { text, is_executable: self.is_executable })
-            }
+            Ok(text) if !text.contains('\0') => Ok(TextSide { text, is_executable: self.is_executable }),
             _ => refuse(path, "is changed and not text"),
         }
     }
@@ -102,8 +100,7 @@ fn side(folder: &Path, path: &str, entry: Option<&Entry>) -> Result<Option<Side>
         return refuse(path, &format!("is larger than {MAX_FILE_BYTES} bytes"));
     }
     let full = folder.join(path);
-    let content =
-        std::fs::read(&full).map_err(|cause| ChangeError::Io { path: full.clone(), cause })?;
+    let content = std::fs::read(&full).map_err(|cause| ChangeError::Io { path: full.clone(), cause })?;
     Ok(Some(Side { content, is_executable: entry.is_executable }))
 }
 
@@ -151,7 +148,9 @@ fn refuse<T>(path: &str, reason: &str) -> Result<T, ChangeError> {
 
 /// Writes the patch of one file.
 fn write_file(out: &mut Vec<u8>, path: &str, old: Option<TextSide>, new: Option<TextSide>) {
-    let mode = |side: &TextSide| if side.is_executable { "100755" } else { "100644" };
+    let mode = |side: &TextSide| {
+        if side.is_executable { "100755" } else { "100644" }
+    };
     // Git ends a name that has blanks with a tab.
     let tab = if path.contains(' ') { "\t" } else { "" };
     let mut text = format!("diff --git a/{path} b/{path}\n");
@@ -186,19 +185,14 @@ fn write_file(out: &mut Vec<u8>, path: &str, old: Option<TextSide>, new: Option<
 fn hunk(old: &[String], new: &[String]) -> String {
     let same_start = old.iter().zip(new).take_while(|(a, b)| a == b).count();
     let rest = old.len().min(new.len()) - same_start;
-    let same_end =
-        old.iter().rev().zip(new.iter().rev()).take(rest).take_while(|(a, b)| a == b).count();
+    let same_end = old.iter().rev().zip(new.iter().rev()).take(rest).take_while(|(a, b)| a == b).count();
     let (old_end, new_end) = (old.len() - same_end, new.len() - same_end);
     let start = same_start.saturating_sub(CONTEXT_LINES);
     let after = same_end.min(CONTEXT_LINES);
     let (old_count, new_count) = (old_end + after - start, new_end + after - start);
     // A range of no lines names the line before it.
     let first = |count: usize| if count == 0 { start } else { start + 1 };
-    let mut text = format!(
-        "@@ -{},{old_count} +{},{new_count} @@\n",
-        first(old_count),
-        first(new_count)
-    );
+    let mut text = format!("@@ -{},{old_count} +{},{new_count} @@\n", first(old_count), first(new_count));
     let mut push = |sign: char, lines: &[String]| {
         for line in lines {
             text.push(sign);
@@ -243,7 +237,8 @@ mod tests {
     fn git_applies_what_is_written() {
         let long: String = (0..20).map(|n| format!("line {n}\n")).collect();
         let edited = long.replace("line 7\n", "seven\nand more\n").replace("line 11\n", "");
-        let cases: [(&str, &[(&str, &str)], &[(&str, &str)]); 7] = [
+        type Files<'a> = [(&'a str, &'a str)];
+        let cases: [(&str, &Files, &Files); 7] = [
             ("edit", &[("a.py", &long)], &[("a.py", &edited)]),
             ("ends", &[("a.py", "x\ny\n")], &[("a.py", "z\nx\ny\nw\n")]),
             ("no newline", &[("a.py", "x\ny")], &[("a.py", "x\nz")]),

@@ -125,8 +125,7 @@ impl Dataset {
 }
 
 fn parse(bytes: &[u8]) -> Result<Task, String> {
-    let value: Value =
-        serde_json::from_slice(bytes).map_err(|error| format!("not JSON: {error}"))?;
+    let value: Value = serde_json::from_slice(bytes).map_err(|error| format!("not JSON: {error}"))?;
     let Value::Object(fields) = value else {
         return Err("not a JSON object".to_owned());
     };

@@ -2,8 +2,9 @@
 
 use std::ffi::OsStr;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 /// Git that cannot be run, or that refused.
 #[derive(Debug, thiserror::Error)]
@@ -18,14 +19,28 @@ pub enum GitError {
     Io(#[from] std::io::Error),
 }
 
+/// Where git is. With a path, and only then, the standard library starts a program without forking this
+/// process, whose page tables are large.
+fn program() -> Result<&'static Path, GitError> {
+    static GIT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let search = || {
+        let path = std::env::var_os("PATH")?;
+        std::env::split_paths(&path).map(|folder| folder.join("git")).find(|file| file.is_file())
+    };
+    let missing = || GitError::Start(std::io::Error::from(std::io::ErrorKind::NotFound));
+    GIT.get_or_init(search).as_deref().ok_or_else(missing)
+}
+
 /// Runs git in a folder and gives its stdout.
 ///
 /// # Errors
 /// [`GitError`] with what git said.
 pub fn git<S: AsRef<OsStr>>(folder: &Path, args: &[S], stdin: &[u8]) -> Result<Vec<u8>, GitError> {
-    let mut child = Command::new("git")
+    // Git takes no notice of a relative ceiling.
+    let folder = std::path::absolute(folder)?;
+    let mut child = Command::new(program()?)
         .args(args)
-        .current_dir(folder)
+        .current_dir(&folder)
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
         .env("LC_ALL", "C")
@@ -38,7 +53,7 @@ pub fn git<S: AsRef<OsStr>>(folder: &Path, args: &[S], stdin: &[u8]) -> Result<V
         .env("GIT_CONFIG_KEY_0", "maintenance.auto")
         .env("GIT_CONFIG_VALUE_0", "false")
         // Nothing above the folder is a repository of ours.
-        .env("GIT_CEILING_DIRECTORIES", folder.parent().unwrap_or(folder))
+        .env("GIT_CEILING_DIRECTORIES", folder.parent().unwrap_or(&folder))
         .env("GIT_AUTHOR_NAME", "lego")
         .env("GIT_AUTHOR_EMAIL", "lego@example.invalid")
         .env("GIT_AUTHOR_DATE", "1735689600 +0000")
@@ -50,11 +65,15 @@ pub fn git<S: AsRef<OsStr>>(folder: &Path, args: &[S], stdin: &[u8]) -> Result<V
         .stderr(Stdio::piped())
         .spawn()
         .map_err(GitError::Start)?;
-    if let Some(mut pipe) = child.stdin.take() {
-        // A git that stopped reading says why on stderr.
-        let _ = pipe.write_all(stdin);
-    }
-    let output = child.wait_with_output()?;
+    let pipe = child.stdin.take();
+    // Written beside, since git may want its output read before it reads on.
+    let output = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // A git that stopped reading says why on stderr.
+            pipe.map(|mut pipe| pipe.write_all(stdin))
+        });
+        child.wait_with_output()
+    })?;
     let command = || args.first().map(|arg| arg.as_ref().to_string_lossy().into_owned()).unwrap_or_default();
     if output.status.success() {
         return Ok(output.stdout);

@@ -58,9 +58,13 @@ def load(workspace, file):
     namespace = {"__name__": "program"}
     try:
         with open(os.path.join(workspace, file), encoding="utf-8") as text:
-            exec(compile(text.read(), file, "exec"), namespace)
+            program = compile(text.read(), file, "exec")
+        sys.settrace(budget())
+        exec(program, namespace)
     except Exception:
         pass
+    finally:
+        sys.settrace(None)
     return namespace
 
 

@@ -49,7 +49,7 @@ impl TaskStore {
     /// A store of this dataset's tasks with its cache in `cache` (made if absent).
     #[must_use]
     pub fn new(dataset: &Dataset, cache: &Path) -> Self {
-        Self { dataset_folder: dataset.folder.clone(), cache: cache.to_owned() }
+        Self { dataset_folder: dataset.folder.clone(), cache: absolute(cache) }
     }
 
     /// Makes the agent's workspace in `folder`, which must not exist: the base tree and a repository of one
@@ -89,13 +89,15 @@ impl TaskStore {
         let number = NEXT_SCRATCH.fetch_add(1, Ordering::Relaxed);
         let scratch = self.cache.join(format!("making-{}-{number}", std::process::id()));
         let made = self.make(task, &scratch);
-        let placed = made.and_then(|()| match std::fs::rename(&scratch, &folder) {
-            Ok(()) => Ok(()),
-            // Another thread or process was faster.
-            Err(_) if folder.is_dir() => std::fs::remove_dir_all(&scratch),
-            Err(cause) => Err(cause),
-        }
-        .map_err(|cause| io_error(task, format!("cache {}", folder.display()), cause)));
+        let placed = made.and_then(|()| {
+            match std::fs::rename(&scratch, &folder) {
+                Ok(()) => Ok(()),
+                // Another thread or process was faster.
+                Err(_) if folder.is_dir() => std::fs::remove_dir_all(&scratch),
+                Err(cause) => Err(cause),
+            }
+            .map_err(|cause| io_error(task, format!("cache {}", folder.display()), cause))
+        });
         if placed.is_err() && scratch.exists() {
             // The error at hand says more than one of cleaning up.
             let _ = std::fs::remove_dir_all(&scratch);
@@ -118,9 +120,8 @@ impl TaskStore {
         std::fs::create_dir_all(&tree).map_err(io("cache"))?;
 
         let objects = scratch.join("objects");
-        std::fs::create_dir(&objects).map_err(io("cache"))?;
-        let absolute = std::path::absolute(&bundle_path).map_err(io("bundle"))?;
-        git(&objects, &["init", "-q", "--bare", "--template="], b"").map_err(bundle)?;
+        new_repository(&objects, true).map_err(io("cache"))?;
+        let absolute = absolute(&bundle_path);
         let unbundle = ["bundle".as_ref(), "unbundle".as_ref(), absolute.as_os_str()];
         git(&objects, &unbundle, b"").map_err(bundle)?;
         self.extract(task, &objects, &tree).map_err(|error| match error {
@@ -136,29 +137,33 @@ impl TaskStore {
         std::fs::remove_dir_all(&objects).map_err(io("cache"))?;
 
         let own = |cause| io("workspace repository")(io::Error::other(cause));
-        git(&tree, &["init", "-q", "--template=", "-b", "main"], b"").map_err(own)?;
+        let dot_git = tree.join(".git");
+        new_repository(&dot_git, false).map_err(io("workspace repository"))?;
         git(&tree, &["add", "--all", "--force"], b"").map_err(own)?;
         git(&tree, &["commit", "-q", "--no-verify", "-m", "The task's repository"], b"").map_err(own)?;
-        let dot_git = tree.join(".git");
         std::fs::remove_dir_all(dot_git.join("logs")).map_err(io("workspace repository"))?;
         std::fs::rename(&dot_git, scratch.join("repository")).map_err(io("workspace repository"))?;
 
         let tested = scratch.join("tested");
         copy_tree(&tree, &tested).map_err(io("hidden tests"))?;
-        apply(&tested, task.test_patch.as_bytes()).map_err(|cause| StoreError::TestPatch {
-            task: task.instance_id.to_string(),
-            cause,
-        })?;
+        apply(&tested, task.test_patch.as_bytes())
+            .map_err(|cause| StoreError::TestPatch { task: task.instance_id.to_string(), cause })?;
         let hidden = scratch.join("hidden");
         keep_changed(&tree, &tested, &hidden).map_err(io("hidden tests"))?;
+        if !hidden.is_dir() {
+            let nothing = io::Error::other("test_patch changes no file");
+            return Err(io("hidden tests")(nothing));
+        }
         std::fs::remove_dir_all(&tested).map_err(io("hidden tests"))
     }
 
     /// Writes the files of the base commit.
     fn extract(&self, task: &Task, objects: &Path, tree: &Path) -> Result<(), ExtractError> {
         let listing = git(objects, &["ls-tree", "-r", "-z", &task.base_commit], b"")?;
+        let mut files = Vec::new();
+        let mut ids = String::new();
         for entry in listing.split(|&byte| byte == 0).filter(|entry| !entry.is_empty()) {
-            let entry = String::from_utf8_lossy(entry);
+            let entry = String::from_utf8_lossy(entry).into_owned();
             let (meta, path) = entry.split_once('\t').unwrap_or((&entry, ""));
             let mut meta = meta.split(' ');
             let (mode, _, id) = (meta.next(), meta.next(), meta.next().unwrap_or(""));
@@ -168,15 +173,40 @@ impl TaskStore {
                 Some("120000") => return Err(kind(path, "symbolic link")),
                 _ => return Err(kind(path, "submodule")),
             };
-            let target = tree.join(path);
+            ids += &format!("{id}\n");
+            files.push((tree.join(path), permissions));
+        }
+        let blobs = git(objects, &["cat-file", "--batch"], ids.as_bytes())?;
+        let mut rest = blobs.as_slice();
+        for (target, permissions) in files {
+            let content = next_blob(&mut rest).ok_or_else(|| io::Error::other("git cat-file broke off"))?;
             if let Some(parent) = target.parent() {
                 std::fs::create_dir_all(parent)?;
             }
-            std::fs::write(&target, git(objects, &["cat-file", "blob", id], b"")?)?;
+            std::fs::write(&target, content)?;
             std::fs::set_permissions(&target, std::fs::Permissions::from_mode(permissions))?;
         }
         Ok(())
     }
+}
+
+/// Takes the next object off the output of `git cat-file --batch`: a line that ends in its size, its bytes, a
+/// newline.
+fn next_blob<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let end = rest.iter().position(|&byte| byte == b'\n')?;
+    let size: usize = std::str::from_utf8(&rest[..end]).ok()?.rsplit(' ').next()?.parse().ok()?;
+    let content = rest.get(end + 1..end + 1 + size)?;
+    *rest = rest.get(end + 2 + size..)?;
+    Some(content)
+}
+
+/// An empty repository; the same on every machine, and faster than `git init`.
+fn new_repository(folder: &Path, is_bare: bool) -> io::Result<()> {
+    std::fs::create_dir_all(folder.join("objects"))?;
+    std::fs::create_dir_all(folder.join("refs/heads"))?;
+    std::fs::write(folder.join("HEAD"), "ref: refs/heads/main\n")?;
+    let config = format!("[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = {is_bare}\n");
+    std::fs::write(folder.join("config"), config)
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -195,6 +225,12 @@ fn kind(path: &str, kind: &str) -> ExtractError {
 
 fn io_error(task: &Task, what: String, cause: io::Error) -> StoreError {
     StoreError::Io { task: task.instance_id.to_string(), what, cause }
+}
+
+/// Sandboxes and git are told places that do not depend on the current folder.
+pub(super) fn absolute(path: &Path) -> PathBuf {
+    // It fails for an empty path only, which then fails where it is used.
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// The first half of a text's SHA-256, in hexadecimal.

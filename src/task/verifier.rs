@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::git::{GitError, apply};
-use super::store::{Cached, StoreError, copy_tree};
+use super::store::{Cached, StoreError, absolute, copy_tree};
 use super::verdict::{Verdict, grade, parse};
 use super::{Task, TaskStore};
 use crate::record::InfraFailure;
@@ -45,7 +45,7 @@ impl VerifierOptions {
                 memory_bytes: Some(512 << 20),
                 max_processes: Some(32),
                 tmp_bytes: Some(16 << 20),
-                cpu_seconds: Some(10),
+                cpu_seconds: Some(5),
             },
             timeout: Duration::from_secs(30),
         }
@@ -96,7 +96,8 @@ static NEXT_SCRATCH: AtomicU64 = AtomicU64::new(0);
 impl Verifier {
     /// A verifier of the store's tasks.
     #[must_use]
-    pub fn new(store: Arc<TaskStore>, options: VerifierOptions) -> Self {
+    pub fn new(store: Arc<TaskStore>, mut options: VerifierOptions) -> Self {
+        options.scratch = absolute(&options.scratch);
         Self { store, options: Arc::new(options) }
     }
 
@@ -210,11 +211,8 @@ impl Verifier {
         staged: &Staged,
         nonce: &str,
     ) -> Result<Exit, InfraFailure> {
-        let show = |host: PathBuf, inside: &Path| Mount {
-            host,
-            inside: inside.to_owned(),
-            is_writable: false,
-        };
+        let show =
+            |host: PathBuf, inside: &Path| Mount { host, inside: inside.to_owned(), is_writable: false };
         let hidden = &self.options.hidden_test_mount;
         let spec = Spec {
             mounts: vec![

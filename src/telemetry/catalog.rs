@@ -44,30 +44,16 @@ pub struct Prometheus {
 }
 
 const fn float(group: &'static str, name: &'static str, description: &'static str) -> Column {
-    Column {
-        group,
-        name,
-        kind: Kind::Float,
-        description,
-    }
+    Column { group, name, kind: Kind::Float, description }
 }
 
 const fn integer(group: &'static str, name: &'static str, description: &'static str) -> Column {
-    Column {
-        group,
-        name,
-        kind: Kind::Integer,
-        description,
-    }
+    Column { group, name, kind: Kind::Integer, description }
 }
 
 /// Every column of `metrics.parquet` after `step`.
 pub const COLUMNS: &[Column] = &[
-    integer(
-        "policy",
-        "policy_version",
-        "Version that sampled this step's trials.",
-    ),
+    integer("policy", "policy_version", "Version that sampled this step's trials."),
     float(
         "policy",
         "policy_version_lag",
@@ -75,21 +61,9 @@ pub const COLUMNS: &[Column] = &[
     ),
     integer("policy", "policy_version_lag_max", "The largest such lag."),
     float("reward", "reward_mean", "Mean reward of the valid trials."),
-    float(
-        "reward",
-        "solve_rate",
-        "Share of the valid trials that solved their task.",
-    ),
-    float(
-        "reward",
-        "advantage_mean",
-        "Mean advantage of the trained episodes.",
-    ),
-    float(
-        "reward",
-        "advantage_std",
-        "Standard deviation of the trained episodes' advantages.",
-    ),
+    float("reward", "solve_rate", "Share of the valid trials that solved their task."),
+    float("reward", "advantage_mean", "Mean advantage of the trained episodes."),
+    float("reward", "advantage_std", "Standard deviation of the trained episodes' advantages."),
     float(
         "reward",
         "degenerate_group_ratio",
@@ -97,26 +71,10 @@ pub const COLUMNS: &[Column] = &[
     ),
     integer("trials", "trials", "Trials of the step's batch."),
     integer("trials", "valid_trials", "Trials that were graded."),
-    integer(
-        "trials",
-        "invalid_trajectories",
-        "Trials that left their group because machinery failed.",
-    ),
-    integer(
-        "trials",
-        "agent_timeouts",
-        "Trials that ended at `long_tail_timeout_sec`.",
-    ),
-    integer(
-        "trials",
-        "max_turns_reached",
-        "Trials that ended at `max_turns`.",
-    ),
-    float(
-        "trials",
-        "turns_mean",
-        "Mean number of model calls of a trial.",
-    ),
+    integer("trials", "invalid_trajectories", "Trials that left their group because machinery failed."),
+    integer("trials", "agent_timeouts", "Trials that ended at `long_tail_timeout_sec`."),
+    integer("trials", "max_turns_reached", "Trials that ended at `max_turns`."),
+    float("trials", "turns_mean", "Mean number of model calls of a trial."),
     float("loss", "loss", "The loss whose gradient was taken."),
     float("loss", "policy_loss", "Its clipped policy-gradient part."),
     float("loss", "kl_loss", "Its KL part, before `kl_coef`."),
@@ -125,27 +83,11 @@ pub const COLUMNS: &[Column] = &[
         "kl",
         "KL divergence to the starting policy, by `kl_estimator`, mean over trained tokens. Null when `kl_coef` is 0.",
     ),
-    float(
-        "loss",
-        "entropy",
-        "Mean entropy of the policy at trained tokens, nats.",
-    ),
-    float(
-        "loss",
-        "clip_fraction",
-        "Share of trained tokens whose ratio was clipped.",
-    ),
-    float(
-        "loss",
-        "ratio_mean",
-        "Mean importance ratio of trained tokens.",
-    ),
+    float("loss", "entropy", "Mean entropy of the policy at trained tokens, nats."),
+    float("loss", "clip_fraction", "Share of trained tokens whose ratio was clipped."),
+    float("loss", "ratio_mean", "Mean importance ratio of trained tokens."),
     float("loss", "ratio_max", "Largest importance ratio."),
-    float(
-        "optimizer",
-        "grad_norm",
-        "Global norm of the gradient before clipping.",
-    ),
+    float("optimizer", "grad_norm", "Global norm of the gradient before clipping."),
     float("optimizer", "learning_rate", "Learning rate of the step."),
     float(
         "alignment",
@@ -157,127 +99,35 @@ pub const COLUMNS: &[Column] = &[
         "max_logprob_diff",
         "Largest absolute difference of captured and recomputed log-probabilities.",
     ),
-    integer(
-        "tokens",
-        "sampled_tokens",
-        "Tokens sampled in the step's trials.",
-    ),
-    integer(
-        "tokens",
-        "trained_tokens",
-        "Of these: took part in the loss.",
-    ),
-    integer(
-        "tokens",
-        "masked_tokens",
-        "Of these: in a sample, weighted 0.",
-    ),
-    integer(
-        "tokens",
-        "stale_tokens",
-        "Of these: older than the staleness bound.",
-    ),
-    integer(
-        "tokens",
-        "superseded_tokens",
-        "Of these: a retry was continued instead.",
-    ),
-    integer(
-        "tokens",
-        "aux_tokens",
-        "Of these: sampled for something other than the policy.",
-    ),
-    integer(
-        "tokens",
-        "infra_failure_tokens",
-        "Of these: their trial failed by machinery.",
-    ),
-    integer(
-        "tokens",
-        "dropped_tokens",
-        "Of these: left out, with a reason in the events.",
-    ),
-    float(
-        "lengths",
-        "prompt_length_mean",
-        "Mean prompt length of a model call, tokens.",
-    ),
-    float(
-        "lengths",
-        "response_length_mean",
-        "Mean sampled tokens of a trial.",
-    ),
-    integer(
-        "lengths",
-        "response_length_max",
-        "Most sampled tokens of a trial.",
-    ),
-    integer(
-        "lengths",
-        "sequence_length_max",
-        "Longest training sequence, tokens.",
-    ),
-    float(
-        "throughput",
-        "sampled_tokens_per_second",
-        "Sampled tokens by the rollout phase's wall time.",
-    ),
+    integer("tokens", "sampled_tokens", "Tokens sampled in the step's trials."),
+    integer("tokens", "trained_tokens", "Of these: took part in the loss."),
+    integer("tokens", "masked_tokens", "Of these: in a sample, weighted 0."),
+    integer("tokens", "stale_tokens", "Of these: older than the staleness bound."),
+    integer("tokens", "superseded_tokens", "Of these: a retry was continued instead."),
+    integer("tokens", "aux_tokens", "Of these: sampled for something other than the policy."),
+    integer("tokens", "infra_failure_tokens", "Of these: their trial failed by machinery."),
+    integer("tokens", "dropped_tokens", "Of these: left out, with a reason in the events."),
+    float("lengths", "prompt_length_mean", "Mean prompt length of a model call, tokens."),
+    float("lengths", "response_length_mean", "Mean sampled tokens of a trial."),
+    integer("lengths", "response_length_max", "Most sampled tokens of a trial."),
+    integer("lengths", "sequence_length_max", "Longest training sequence, tokens."),
+    float("throughput", "sampled_tokens_per_second", "Sampled tokens by the rollout phase's wall time."),
     float(
         "throughput",
         "trained_tokens_per_second",
         "Training-sequence tokens by the learner phase's wall time.",
     ),
-    float(
-        "throughput",
-        "trials_per_second",
-        "Trials by the rollout phase's wall time.",
-    ),
-    float(
-        "time",
-        "rollout_seconds",
-        "Wall time of sampling and verifying.",
-    ),
-    float(
-        "time",
-        "verify_seconds",
-        "Sum over trials of their verifiers' wall time.",
-    ),
-    float(
-        "time",
-        "replay_seconds",
-        "Wall time of recomputing log-probabilities.",
-    ),
-    float(
-        "time",
-        "train_seconds",
-        "Wall time of forward, backward and optimizer.",
-    ),
-    float(
-        "time",
-        "publish_seconds",
-        "Wall time of handing over new weights.",
-    ),
-    float(
-        "time",
-        "checkpoint_seconds",
-        "Wall time of saving a checkpoint.",
-    ),
-    float(
-        "time",
-        "eval_seconds",
-        "Wall time of held-out evaluation after the step.",
-    ),
+    float("throughput", "trials_per_second", "Trials by the rollout phase's wall time."),
+    float("time", "rollout_seconds", "Wall time of sampling and verifying."),
+    float("time", "verify_seconds", "Sum over trials of their verifiers' wall time."),
+    float("time", "replay_seconds", "Wall time of recomputing log-probabilities."),
+    float("time", "train_seconds", "Wall time of forward, backward and optimizer."),
+    float("time", "publish_seconds", "Wall time of handing over new weights."),
+    float("time", "checkpoint_seconds", "Wall time of saving a checkpoint."),
+    float("time", "eval_seconds", "Wall time of held-out evaluation after the step."),
     float("time", "step_seconds", "Wall time of the whole step."),
-    float(
-        "heldout",
-        "heldout_solve_rate",
-        "Held-out solve rate at temperature after the step.",
-    ),
-    float(
-        "heldout",
-        "heldout_greedy",
-        "Held-out greedy solve rate after the step.",
-    ),
+    float("heldout", "heldout_solve_rate", "Held-out solve rate at temperature after the step."),
+    float("heldout", "heldout_greedy", "Held-out greedy solve rate after the step."),
     float(
         "heldout",
         "heldout_pass_at_k",
@@ -286,26 +136,26 @@ pub const COLUMNS: &[Column] = &[
 ];
 
 const fn counter(name: &'static str, description: &'static str) -> Prometheus {
-    Prometheus {
-        name,
-        kind: Kind::Counter,
-        description,
-    }
+    Prometheus { name, kind: Kind::Counter, description }
 }
 
 /// Every metric of `/metrics`.
 pub const PROMETHEUS: &[Prometheus] = &[
     counter("lego_capture_appends_total", "Calls made durable."),
-    counter(
-        "lego_capture_commits_total",
-        "Group commits: one sync to disk each.",
-    ),
+    counter("lego_capture_commits_total", "Group commits: one sync to disk each."),
     counter("lego_capture_bytes_total", "Bytes written to the journal."),
-    counter(
-        "lego_capture_failed_commits_total",
-        "Group commits that failed.",
-    ),
+    counter("lego_capture_failed_commits_total", "Group commits that failed."),
     counter("lego_capture_parquet_files_total", "Parquet files written."),
+    counter("lego_proxy_calls_total", "Model calls that ended, by status."),
+    counter("lego_proxy_captured_tokens_total", "Sampled tokens made durable."),
+    counter("lego_proxy_capture_failures_total", "Calls that could not be captured."),
+    counter("lego_proxy_refused_total", "Calls refused before they went upstream, by error code."),
+    Prometheus { name: "lego_proxy_calls_in_flight", kind: Kind::Gauge, description: "Model calls running." },
+    Prometheus {
+        name: "lego_proxy_call_seconds",
+        kind: Kind::Histogram,
+        description: "Time of a model call, receipt to end.",
+    },
 ];
 
 /// `docs/metrics.md`.
@@ -316,31 +166,16 @@ pub fn reference_markdown() -> String {
     for column in COLUMNS {
         if column.group != group {
             group = column.group;
-            let _ = write!(
-                out,
-                "\n### {group}\n\n| column | type | what it is |\n|---|---|---|\n"
-            );
+            let _ = write!(out, "\n### {group}\n\n| column | type | what it is |\n|---|---|---|\n");
         }
-        let kind = if column.kind == Kind::Integer {
-            "int64"
-        } else {
-            "float64"
-        };
-        let _ = writeln!(
-            out,
-            "| `{}` | {kind} | {} |",
-            column.name, column.description
-        );
+        let kind = if column.kind == Kind::Integer { "int64" } else { "float64" };
+        let _ = writeln!(out, "| `{}` | {kind} | {} |", column.name, column.description);
     }
     out.push_str("\n## `/metrics`\n\nPrometheus text format, served by the proxy.\n\n");
     out.push_str("| metric | type | what it is |\n|---|---|---|\n");
     for metric in PROMETHEUS {
         let kind = format!("{:?}", metric.kind).to_lowercase();
-        let _ = writeln!(
-            out,
-            "| `{}` | {kind} | {} |",
-            metric.name, metric.description
-        );
+        let _ = writeln!(out, "| `{}` | {kind} | {} |", metric.name, metric.description);
     }
     out
 }

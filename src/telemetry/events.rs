@@ -16,12 +16,7 @@ use crate::record::{InfraFailure, Outcome, PolicyVersion, SessionId, TaskId, Tri
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     /// The process started to work on the run.
-    RunStarted {
-        version: String,
-        seed: u64,
-        incarnation: u32,
-        resumed_at_step: Option<u64>,
-    },
+    RunStarted { version: String, seed: u64, incarnation: u32, resumed_at_step: Option<u64> },
     /// A trial's sandbox and session exist.
     TrialStarted {
         trial_id: TrialId,
@@ -42,23 +37,11 @@ pub enum Event {
         seconds: f64,
     },
     /// A trial left its group: machinery failed, with proof.
-    InvalidTrajectory {
-        trial_id: TrialId,
-        task_id: TaskId,
-        failure: InfraFailure,
-    },
+    InvalidTrajectory { trial_id: TrialId, task_id: TaskId, failure: InfraFailure },
     /// An optimizer step was taken.
-    Step {
-        step: u64,
-        policy_version: PolicyVersion,
-        loss: f64,
-        solve_rate: Option<f64>,
-    },
+    Step { step: u64, policy_version: PolicyVersion, loss: f64, solve_rate: Option<f64> },
     /// New weights answer new requests.
-    WeightsPublished {
-        policy_version: PolicyVersion,
-        step: u64,
-    },
+    WeightsPublished { policy_version: PolicyVersion, step: u64 },
     /// A held-out evaluation ended.
     Evaluation {
         step: u64,
@@ -103,11 +86,7 @@ impl EventLog {
     /// [`TelemetryError::Io`].
     pub fn open(path: &Path) -> Result<Self, TelemetryError> {
         let open = || {
-            let mut file = File::options()
-                .create(true)
-                .read(true)
-                .append(true)
-                .open(path)?;
+            let mut file = File::options().create(true).read(true).append(true).open(path)?;
             let mut length = file.seek(SeekFrom::End(0))?;
             let mut byte = [0];
             while length > 0 {
@@ -122,10 +101,7 @@ impl EventLog {
             Ok(file)
         };
         let file = open().map_err(TelemetryError::io(path))?;
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-        })
+        Ok(Self { path: path.to_owned(), file })
     }
 
     /// Appends one event, with the time of now (UTC).
@@ -140,8 +116,6 @@ impl EventLog {
             .and_then(|()| Ok(serde_json::to_vec(&Line { at: &at, event })?));
         let mut line = line.map_err(TelemetryError::io(&self.path))?;
         line.push(b'\n');
-        self.file
-            .write_all(&line)
-            .map_err(TelemetryError::io(&self.path))
+        self.file.write_all(&line).map_err(TelemetryError::io(&self.path))
     }
 }

@@ -34,10 +34,7 @@ static FILE: Mutex<Option<Arc<File>>> = Mutex::new(None);
 pub fn start() -> Result<(), TelemetryError> {
     let (format, format_handle) = reload::Layer::new(stderr_format(false));
     let (filter, filter_handle) = reload::Layer::new(filter("info"));
-    let file = fmt::layer()
-        .with_ansi(false)
-        .with_target(false)
-        .with_writer(FileWriter);
+    let file = fmt::layer().with_ansi(false).with_target(false).with_writer(FileWriter);
     let subscriber = Registry::default().with(format).with(filter).with(file);
     tracing::subscriber::set_global_default(subscriber)
         .map_err(|_| TelemetryError::AlreadyInstalled("a log subscriber"))?;
@@ -46,9 +43,7 @@ pub fn start() -> Result<(), TelemetryError> {
         // Fails only when the subscriber is gone, and it is global.
         filter: Box::new(move |new| drop(filter_handle.reload(new))),
     };
-    HANDLES
-        .set(handles)
-        .map_err(|_| TelemetryError::AlreadyInstalled("a log subscriber"))
+    HANDLES.set(handles).map_err(|_| TelemetryError::AlreadyInstalled("a log subscriber"))
 }
 
 /// Sets level and form of the lines, as the config says. `RUST_LOG` goes before `level`.
@@ -69,9 +64,7 @@ fn stderr_format(is_json: bool) -> Boxed {
     if is_json {
         layer.json().flatten_event(true).boxed()
     } else {
-        layer
-            .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
-            .boxed()
+        layer.with_ansi(io::IsTerminal::is_terminal(&io::stderr())).boxed()
     }
 }
 
@@ -105,15 +98,9 @@ impl Drop for LogFile {
 /// # Errors
 /// [`TelemetryError::Io`] when it cannot be opened.
 pub fn log_to_file(path: &Path) -> Result<LogFile, TelemetryError> {
-    let file = File::options()
-        .create(true)
-        .append(true)
-        .open(path)
-        .map_err(TelemetryError::io(path))?;
+    let file = File::options().create(true).append(true).open(path).map_err(TelemetryError::io(path))?;
     *FILE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(file));
-    Ok(LogFile {
-        path: path.to_owned(),
-    })
+    Ok(LogFile { path: path.to_owned() })
 }
 
 struct StderrWriter;

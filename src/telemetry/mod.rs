@@ -29,10 +29,7 @@ use std::path::PathBuf;
 pub enum TelemetryError {
     /// A file of the run folder.
     #[error("{path}: {source}. Check that the folder exists, is writable and not full.", path = path.display())]
-    Io {
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Io { path: PathBuf, source: std::io::Error },
     /// A metrics file that is there cannot be read back.
     #[error("{path}: not a metrics file of this run: {cause}. Move it away to go on without it.", path = path.display())]
     Broken { path: PathBuf, cause: String },

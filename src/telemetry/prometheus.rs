@@ -6,9 +6,7 @@ use super::TelemetryError;
 use super::catalog::{Kind, PROMETHEUS};
 
 /// Seconds, from a token's time to a long generation's.
-const SECONDS: [f64; 12] = [
-    0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0,
-];
+const SECONDS: [f64; 12] = [0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0];
 
 /// Renders what `/metrics` answers.
 #[derive(Clone)]

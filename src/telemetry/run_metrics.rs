@@ -61,12 +61,14 @@ impl MetricValue {
     }
 }
 
+/// A step and a value for each of [`COLUMNS`].
+type Row = (u64, Vec<Option<MetricValue>>);
+
 /// The metrics of a run.
 #[derive(Debug)]
 pub struct RunMetrics {
     path: PathBuf,
-    /// First the step, then a value for each of [`COLUMNS`].
-    rows: Vec<(u64, Vec<Option<MetricValue>>)>,
+    rows: Vec<Row>,
     board: TensorBoard,
 }
 
@@ -80,18 +82,14 @@ impl RunMetrics {
         let path = folder.join("metrics.parquet");
         let mut rows = Vec::new();
         if path.exists() {
-            let broken = |cause: String| TelemetryError::Broken {
-                path: path.clone(),
-                cause,
-            };
+            let broken = |cause: String| TelemetryError::Broken { path: path.clone(), cause };
             let Some(last) = resumed_at else {
                 return Err(broken("it is there before the run's first step".to_owned()));
             };
             rows = read_rows(&path)?;
             rows.retain(|(step, _)| *step <= last);
         }
-        let board =
-            TensorBoard::create(&folder.join("tensorboard"), resumed_at.map(|step| step + 1))?;
+        let board = TensorBoard::create(&folder.join("tensorboard"), resumed_at.map(|step| step + 1))?;
         let metrics = Self { path, rows, board };
         metrics.save()?;
         Ok(metrics)
@@ -103,11 +101,7 @@ impl RunMetrics {
     /// # Errors
     /// [`TelemetryError::UnknownMetric`], [`TelemetryError::StepOrder`] or [`TelemetryError::Io`]; a failed
     /// write leaves the file as it was.
-    pub fn push(
-        &mut self,
-        step: u64,
-        values: &[(&str, MetricValue)],
-    ) -> Result<(), TelemetryError> {
+    pub fn push(&mut self, step: u64, values: &[(&str, MetricValue)]) -> Result<(), TelemetryError> {
         if let Some((last, _)) = self.rows.last()
             && *last >= step
         {
@@ -149,24 +143,18 @@ impl RunMetrics {
             .set_created_by("lego".to_owned())
             .build();
         let file = File::create(&temporary).map_err(TelemetryError::io(&temporary))?;
-        let mut writer = ArrowWriter::try_new(file, batch.schema(), Some(properties))
-            .map_err(|error| broken(&error))?;
+        let mut writer =
+            ArrowWriter::try_new(file, batch.schema(), Some(properties)).map_err(|error| broken(&error))?;
         writer.write(&batch).map_err(|error| broken(&error))?;
         let file = writer.into_inner().map_err(|error| broken(&error))?;
         file.sync_all().map_err(TelemetryError::io(&temporary))?;
         fs::rename(&temporary, &self.path).map_err(TelemetryError::io(&self.path))?;
         let folder = self.path.parent().unwrap_or(Path::new("."));
-        File::open(folder)
-            .and_then(|folder| folder.sync_all())
-            .map_err(TelemetryError::io(folder))
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(TelemetryError::io(folder))
     }
 
     fn batch(&self) -> Result<RecordBatch, arrow::error::ArrowError> {
-        let steps: Int64Array = self
-            .rows
-            .iter()
-            .map(|(step, _)| i64::try_from(*step).ok())
-            .collect();
+        let steps: Int64Array = self.rows.iter().map(|(step, _)| i64::try_from(*step).ok()).collect();
         let mut arrays: Vec<ArrayRef> = vec![Arc::new(steps)];
         for (index, column) in COLUMNS.iter().enumerate() {
             let values = self.rows.iter().map(|(_, row)| row[index]);
@@ -182,11 +170,7 @@ impl RunMetrics {
                         .collect::<Int64Array>(),
                 )
             } else {
-                Arc::new(
-                    values
-                        .map(|value| value.map(MetricValue::as_f64))
-                        .collect::<Float64Array>(),
-                )
+                Arc::new(values.map(|value| value.map(MetricValue::as_f64)).collect::<Float64Array>())
             });
         }
         RecordBatch::try_new(schema(), arrays)
@@ -199,12 +183,8 @@ fn schema() -> Arc<Schema> {
         _ => DataType::Float64,
     };
     let step = Field::new("step", DataType::Int64, false);
-    let columns = COLUMNS
-        .iter()
-        .map(|column| Field::new(column.name, data_type(column), true));
-    Arc::new(Schema::new(
-        std::iter::once(step).chain(columns).collect::<Vec<_>>(),
-    ))
+    let columns = COLUMNS.iter().map(|column| Field::new(column.name, data_type(column), true));
+    Arc::new(Schema::new(std::iter::once(step).chain(columns).collect::<Vec<_>>()))
 }
 
 fn read_batch(path: &Path) -> Result<RecordBatch, TelemetryError> {
@@ -223,15 +203,10 @@ fn read_batch(path: &Path) -> Result<RecordBatch, TelemetryError> {
 }
 
 /// Rows of a file whose columns may be fewer than today's.
-fn read_rows(path: &Path) -> Result<Vec<(u64, Vec<Option<MetricValue>>)>, TelemetryError> {
+fn read_rows(path: &Path) -> Result<Vec<Row>, TelemetryError> {
     let batch = read_batch(path)?;
-    let broken = |cause: &str| TelemetryError::Broken {
-        path: path.to_owned(),
-        cause: cause.to_owned(),
-    };
-    let steps = batch
-        .column_by_name("step")
-        .ok_or_else(|| broken("it has no column step"))?;
+    let broken = |cause: &str| TelemetryError::Broken { path: path.to_owned(), cause: cause.to_owned() };
+    let steps = batch.column_by_name("step").ok_or_else(|| broken("it has no column step"))?;
     let steps = values(steps.as_ref()).ok_or_else(|| broken("its column step holds no numbers"))?;
     let mut rows = Vec::with_capacity(steps.len());
     for step in steps {
@@ -256,20 +231,10 @@ fn read_rows(path: &Path) -> Result<Vec<(u64, Vec<Option<MetricValue>>)>, Teleme
 fn values(array: &dyn Array) -> Option<Vec<Option<MetricValue>>> {
     let any = array.as_any();
     if let Some(array) = any.downcast_ref::<Float64Array>() {
-        return Some(
-            array
-                .iter()
-                .map(|value| value.map(MetricValue::Float))
-                .collect(),
-        );
+        return Some(array.iter().map(|value| value.map(MetricValue::Float)).collect());
     }
     let array = any.downcast_ref::<Int64Array>()?;
-    Some(
-        array
-            .iter()
-            .map(|value| value.map(MetricValue::Integer))
-            .collect(),
-    )
+    Some(array.iter().map(|value| value.map(MetricValue::Integer)).collect())
 }
 
 /// One column of a `metrics.parquet`; null where a step has no value.
@@ -278,11 +243,7 @@ fn values(array: &dyn Array) -> Option<Vec<Option<MetricValue>>> {
 /// [`TelemetryError::Broken`] when the file has no such column.
 pub fn read_column(path: &Path, name: &str) -> Result<Vec<Option<MetricValue>>, TelemetryError> {
     let batch = read_batch(path)?;
-    batch
-        .column_by_name(name)
-        .and_then(|array| values(array.as_ref()))
-        .ok_or_else(|| TelemetryError::Broken {
-            path: path.to_owned(),
-            cause: format!("it has no column {name}"),
-        })
+    batch.column_by_name(name).and_then(|array| values(array.as_ref())).ok_or_else(|| {
+        TelemetryError::Broken { path: path.to_owned(), cause: format!("it has no column {name}") }
+    })
 }

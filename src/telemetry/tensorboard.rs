@@ -35,17 +35,12 @@ impl TensorBoard {
     /// [`TelemetryError::Io`].
     pub fn create(folder: &Path, resume_at: Option<u64>) -> Result<Self, TelemetryError> {
         std::fs::create_dir_all(folder).map_err(TelemetryError::io(folder))?;
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // Readers take files in the order of their names; a counter parts those of one second.
         let (path, file) = (0..)
             .find_map(|count| {
-                let name = format!(
-                    "events.out.tfevents.{:010}.lego.{}.{count}",
-                    now.as_secs(),
-                    std::process::id()
-                );
+                let name =
+                    format!("events.out.tfevents.{:010}.lego.{}.{count}", now.as_secs(), std::process::id());
                 let path = folder.join(name);
                 match File::options().write(true).create_new(true).open(&path) {
                     Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => None,
@@ -82,9 +77,7 @@ impl TensorBoard {
     /// # Errors
     /// [`TelemetryError::Io`].
     pub fn write(&mut self, step: u64, scalars: &[(String, f32)]) -> Result<(), TelemetryError> {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut summary = Message::default();
         for (tag, value) in scalars {
             let mut point = Message::default();
@@ -106,16 +99,12 @@ impl TensorBoard {
         record.extend_from_slice(&masked_crc(&length).to_le_bytes());
         record.extend_from_slice(data);
         record.extend_from_slice(&masked_crc(data).to_le_bytes());
-        self.file
-            .write_all(&record)
-            .map_err(TelemetryError::io(&self.path))
+        self.file.write_all(&record).map_err(TelemetryError::io(&self.path))
     }
 }
 
 fn masked_crc(data: &[u8]) -> u32 {
-    crc32c::crc32c(data)
-        .rotate_right(15)
-        .wrapping_add(0xa282_ead8)
+    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
 /// A protobuf message under construction.
@@ -163,10 +152,7 @@ impl Message {
 /// [`TelemetryError::Io`], and [`TelemetryError::Broken`] on a wrong checksum or field.
 pub fn read_scalars(path: &Path) -> Result<Vec<Scalar>, TelemetryError> {
     let bytes = std::fs::read(path).map_err(TelemetryError::io(path))?;
-    let broken = |cause: &str| TelemetryError::Broken {
-        path: path.to_owned(),
-        cause: cause.to_owned(),
-    };
+    let broken = |cause: &str| TelemetryError::Broken { path: path.to_owned(), cause: cause.to_owned() };
     let mut scalars = Vec::new();
     let mut rest = bytes.as_slice();
     while let Some((data, tail)) = next_record(rest).map_err(broken)? {
@@ -184,10 +170,7 @@ fn next_record(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>, &'static str> {
     if crc != masked_crc(length).to_le_bytes() {
         return Err("a record's length has a wrong checksum");
     }
-    let length = length
-        .iter()
-        .rev()
-        .fold(0_usize, |length, byte| length << 8 | usize::from(*byte));
+    let length = length.iter().rev().fold(0_usize, |length, byte| length << 8 | usize::from(*byte));
     if rest.len() < length + 4 {
         return Ok(None);
     }
@@ -251,17 +234,11 @@ fn points(event: &[u8]) -> Option<Vec<Scalar>> {
                     for field in fields(value)? {
                         match field {
                             Field::Bytes(1, text) => tag = String::from_utf8(text.to_vec()).ok(),
-                            Field::Bytes(2, bytes) => {
-                                number = bytes.try_into().ok().map(f32::from_le_bytes)
-                            }
+                            Field::Bytes(2, bytes) => number = bytes.try_into().ok().map(f32::from_le_bytes),
                             _ => {}
                         }
                     }
-                    scalars.push(Scalar {
-                        step,
-                        tag: tag?,
-                        value: number?,
-                    });
+                    scalars.push(Scalar { step, tag: tag?, value: number? });
                 }
             }
             _ => {}

@@ -42,10 +42,7 @@ pub fn encode_chat(
         .enumerate()
         .map(|(index, message)| normal_form(index, message, template))
         .collect::<Result<Vec<_>, _>>()?;
-    let input = ChatInput {
-        messages: &messages,
-        ..*input
-    };
+    let input = ChatInput { messages: &messages, ..*input };
     let Some(found) = control_text(tokenizer, &input) else {
         return tokenizer.encode(&template.render_input(&input)?);
     };
@@ -60,9 +57,7 @@ fn normal_form(index: usize, message: &Value, template: &ChatTemplate) -> Result
         return refuse(" is not an object".to_owned());
     };
     if !fields.get("role").is_some_and(Value::is_string) {
-        return refuse(
-            " has no role; give \"system\", \"user\", \"assistant\" or \"tool\"".to_owned(),
-        );
+        return refuse(" has no role; give \"system\", \"user\", \"assistant\" or \"tool\"".to_owned());
     }
     let content = match fields.get("content") {
         None | Some(Value::Null) => String::new(),
@@ -85,32 +80,20 @@ fn normal_form(index: usize, message: &Value, template: &ChatTemplate) -> Result
         Some(_) => return refuse(".content is neither text nor a list of parts".to_owned()),
     };
     fields.insert("content".to_owned(), Value::from(content));
-    let has_calls = fields
-        .get("tool_calls")
-        .is_some_and(|calls| !calls.is_null());
+    let has_calls = fields.get("tool_calls").is_some_and(|calls| !calls.is_null());
     if !has_calls {
         // Templates take a present `tool_calls` for a turn with calls.
         fields.remove("tool_calls");
     }
-    for call in fields
-        .get_mut("tool_calls")
-        .and_then(Value::as_array_mut)
-        .into_iter()
-        .flatten()
-    {
-        let Some(arguments) = call
-            .get_mut("function")
-            .and_then(|function| function.get_mut("arguments"))
+    for call in fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+        let Some(arguments) = call.get_mut("function").and_then(|function| function.get_mut("arguments"))
         else {
             continue;
         };
         if template.reads_argument_text() {
             continue;
         }
-        if let Some(parsed) = arguments
-            .as_str()
-            .and_then(|text| serde_json::from_str::<Value>(text).ok())
-        {
+        if let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok()) {
             *arguments = parsed;
         }
     }
@@ -119,16 +102,9 @@ fn normal_form(index: usize, message: &Value, template: &ChatTemplate) -> Result
 
 /// The text of a control token somewhere in messages or tools.
 fn control_text(tokenizer: &Tokenizer, input: &ChatInput<'_>) -> Option<String> {
-    let in_tools = input
-        .tools
-        .into_iter()
-        .flatten()
-        .find_map(|tool| find_in(tokenizer, tool, true));
+    let in_tools = input.tools.into_iter().flatten().find_map(|tool| find_in(tokenizer, tool, true));
     in_tools.or_else(|| {
-        input
-            .messages
-            .iter()
-            .find_map(|message| find_in(tokenizer, message, with_markup(message)))
+        input.messages.iter().find_map(|message| find_in(tokenizer, message, with_markup(message)))
     })
 }
 
@@ -138,16 +114,11 @@ fn with_markup(message: &Value) -> bool {
 }
 
 fn find_in(tokenizer: &Tokenizer, value: &Value, with_markup: bool) -> Option<String> {
-    let find = |text: &str| {
-        tokenizer
-            .find_control(text, 0, with_markup)
-            .map(|(_, token)| token.content.clone())
-    };
+    let find =
+        |text: &str| tokenizer.find_control(text, 0, with_markup).map(|(_, token)| token.content.clone());
     match value {
         Value::String(text) => find(text),
-        Value::Array(items) => items
-            .iter()
-            .find_map(|item| find_in(tokenizer, item, with_markup)),
+        Value::Array(items) => items.iter().find_map(|item| find_in(tokenizer, item, with_markup)),
         Value::Object(fields) => fields
             .iter()
             .find_map(|(key, value)| find(key).or_else(|| find_in(tokenizer, value, with_markup))),
@@ -163,10 +134,7 @@ fn encode_protected(
     input: &ChatInput<'_>,
     found: &str,
 ) -> Result<Vec<u32>, TextError> {
-    let refuse = |why: &str| TextError::ControlToken {
-        token: found.to_owned(),
-        why: why.to_owned(),
-    };
+    let refuse = |why: &str| TextError::ControlToken { token: found.to_owned(), why: why.to_owned() };
     let everything = format!(
         "{}{}{}",
         template.source(),
@@ -177,22 +145,12 @@ fn encode_protected(
         .find(|&marker| !everything.contains(marker))
         .ok_or_else(|| refuse("the messages use every private-use character"))?;
 
-    let marked: Vec<Value> = input
-        .messages
-        .iter()
-        .map(|message| mark(tokenizer, message, with_markup(message), marker))
-        .collect();
-    let marked_tools: Option<Vec<Value>> = input.tools.map(|tools| {
-        tools
-            .iter()
-            .map(|tool| mark(tokenizer, tool, true, marker))
-            .collect()
-    });
-    let rendered = template.render_input(&ChatInput {
-        messages: &marked,
-        tools: marked_tools.as_deref(),
-        ..*input
-    })?;
+    let marked: Vec<Value> =
+        input.messages.iter().map(|message| mark(tokenizer, message, with_markup(message), marker)).collect();
+    let marked_tools: Option<Vec<Value>> =
+        input.tools.map(|tools| tools.iter().map(|tool| mark(tokenizer, tool, true, marker)).collect());
+    let rendered =
+        template.render_input(&ChatInput { messages: &marked, tools: marked_tools.as_deref(), ..*input })?;
     if rendered.contains(&format!("\\u{:04x}", u32::from(marker))) {
         return Err(refuse("the template escapes characters beyond ASCII"));
     }
@@ -208,9 +166,7 @@ fn encode_protected(
     }
     // The split below must be the tokenizer's own wherever nothing is protected.
     if encode_split(tokenizer, &text, &[])? != tokenizer.encode(&text)? {
-        return Err(refuse(
-            "the tokenizer finds its added tokens in a way that lego does not know",
-        ));
+        return Err(refuse("the tokenizer finds its added tokens in a way that lego does not know"));
     }
     encode_split(tokenizer, &text, &protected)
 }
@@ -234,10 +190,7 @@ fn mark(tokenizer: &Tokenizer, value: &Value, with_markup: bool, marker: char) -
     };
     match value {
         Value::String(text) => Value::String(mark_text(text)),
-        Value::Array(items) => items
-            .iter()
-            .map(|item| mark(tokenizer, item, with_markup, marker))
-            .collect(),
+        Value::Array(items) => items.iter().map(|item| mark(tokenizer, item, with_markup, marker)).collect(),
         Value::Object(fields) => fields
             .iter()
             .map(|(key, value)| (mark_text(key), mark(tokenizer, value, with_markup, marker)))
@@ -247,11 +200,7 @@ fn mark(tokenizer: &Tokenizer, value: &Value, with_markup: bool, marker: char) -
 }
 
 /// Encodes `text`: added tokens become their ids, except where one covers a `protected` byte; the rest is text.
-fn encode_split(
-    tokenizer: &Tokenizer,
-    text: &str,
-    protected: &[usize],
-) -> Result<Vec<u32>, TextError> {
+fn encode_split(tokenizer: &Tokenizer, text: &str, protected: &[usize]) -> Result<Vec<u32>, TextError> {
     let mut ids = Vec::new();
     let mut begin = 0;
     let mut from = 0;

@@ -14,10 +14,7 @@ impl Decoder {
     /// A decoder at the beginning of a completion.
     #[must_use]
     pub fn new(skip_special_tokens: bool) -> Self {
-        Self {
-            skip_special_tokens,
-            pending: Vec::new(),
-        }
+        Self { skip_special_tokens, pending: Vec::new() }
     }
 
     /// Appends to `text` what is complete once `id` has arrived.

@@ -10,9 +10,7 @@ use serde::Serialize;
 /// Python's `json.dumps(value, ensure_ascii=False)`, with its options. Unlike Jinja's own filter it does not escape for HTML.
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
-    let ensure_ascii: bool = options
-        .get::<Option<bool>>("ensure_ascii")?
-        .unwrap_or(false);
+    let ensure_ascii: bool = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     let separators: Option<Vec<String>> = options.get("separators")?;
     let sort_keys: bool = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     options.assert_all_used()?;
@@ -24,17 +22,9 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
             return Err(Error::new(ErrorKind::InvalidOperation, message));
         }
     };
-    let failed =
-        |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
+    let failed = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
     let mut bytes = Vec::new();
-    let formatter = PythonJson {
-        indent,
-        item,
-        key,
-        depth: 0,
-        has_value: false,
-        ensure_ascii,
-    };
+    let formatter = PythonJson { indent, item, key, depth: 0, has_value: false, ensure_ascii };
     let mut writer = serde_json::Serializer::with_formatter(&mut bytes, formatter);
     if sort_keys {
         let mut json = serde_json::to_value(value).map_err(failed)?;
@@ -97,11 +87,7 @@ impl serde_json::ser::Formatter for PythonJson<'_> {
         self.end(writer, b"]")
     }
 
-    fn begin_array_value<W: ?Sized + Write>(
-        &mut self,
-        writer: &mut W,
-        is_first: bool,
-    ) -> io::Result<()> {
+    fn begin_array_value<W: ?Sized + Write>(&mut self, writer: &mut W, is_first: bool) -> io::Result<()> {
         self.next(writer, is_first)
     }
 
@@ -118,11 +104,7 @@ impl serde_json::ser::Formatter for PythonJson<'_> {
         self.end(writer, b"}")
     }
 
-    fn begin_object_key<W: ?Sized + Write>(
-        &mut self,
-        writer: &mut W,
-        is_first: bool,
-    ) -> io::Result<()> {
+    fn begin_object_key<W: ?Sized + Write>(&mut self, writer: &mut W, is_first: bool) -> io::Result<()> {
         self.next(writer, is_first)
     }
 
@@ -135,11 +117,7 @@ impl serde_json::ser::Formatter for PythonJson<'_> {
         Ok(())
     }
 
-    fn write_string_fragment<W: ?Sized + Write>(
-        &mut self,
-        writer: &mut W,
-        fragment: &str,
-    ) -> io::Result<()> {
+    fn write_string_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
         if !self.ensure_ascii || fragment.is_ascii() {
             return writer.write_all(fragment.as_bytes());
         }
@@ -160,9 +138,7 @@ pub(super) fn raise_exception(message: String) -> Result<Value, Error> {
 
 /// The present moment in UTC, in Python's `strftime` form.
 pub(super) fn strftime_now(format: &str) -> Result<String, Error> {
-    let seconds = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs());
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     strftime(seconds, format)
 }
 
@@ -180,15 +156,7 @@ const MONTHS: [&str; 12] = [
     "November",
     "December",
 ];
-const DAYS: [&str; 7] = [
-    "Thursday",
-    "Friday",
-    "Saturday",
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-];
+const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
 
 fn strftime(seconds: u64, format: &str) -> Result<String, Error> {
     let days = seconds / 86_400;
@@ -198,16 +166,11 @@ fn strftime(seconds: u64, format: &str) -> Result<String, Error> {
     let shifted = days + 719_468;
     let era = shifted / 146_097;
     let day_of_era = shifted % 146_097;
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let month_from_march = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 {
-        month_from_march + 3
-    } else {
-        month_from_march - 9
-    };
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
     let year = year_of_era + era * 400 + u64::from(month <= 2);
     let month_name = MONTHS[usize::try_from(month - 1).unwrap_or(0)];
     let day_name = DAYS[usize::try_from(days % 7).unwrap_or(0)];
@@ -247,13 +210,9 @@ mod tests {
 
     #[test]
     fn dates_are_pythons() {
-        let text =
-            strftime(1_796_000_000, "%A %a %d %B %b %Y %y %m %H:%M:%S %%").expect("supported");
+        let text = strftime(1_796_000_000, "%A %a %d %B %b %Y %y %m %H:%M:%S %%").expect("supported");
         assert_eq!(text, "Monday Mon 30 November Nov 2026 26 11 00:53:20 %");
-        assert_eq!(
-            strftime(951_782_400, "%Y-%m-%d").expect("supported"),
-            "2000-02-29"
-        );
+        assert_eq!(strftime(951_782_400, "%Y-%m-%d").expect("supported"), "2000-02-29");
         assert!(strftime(0, "%Q").is_err());
     }
 }

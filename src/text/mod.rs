@@ -28,9 +28,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
     /// A file of the model folder is missing or unreadable.
-    #[error(
-        "cannot read {path}: {source}; a model folder holds tokenizer.json and a chat template"
-    )]
+    #[error("cannot read {path}: {source}; a model folder holds tokenizer.json and a chat template")]
     Read {
         /// The file.
         path: PathBuf,
@@ -67,26 +65,19 @@ pub enum TextError {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TextError> {
-    std::fs::read(path).map_err(|source| TextError::Read {
-        path: path.to_owned(),
-        source,
-    })
+    std::fs::read(path).map_err(|source| TextError::Read { path: path.to_owned(), source })
 }
 
 fn read_json(path: &Path) -> Result<serde_json::Value, TextError> {
-    serde_json::from_slice(&read(path)?).map_err(|error| TextError::File {
-        path: path.to_owned(),
-        message: format!("is not JSON: {error}"),
-    })
+    serde_json::from_slice(&read(path)?)
+        .map_err(|error| TextError::File { path: path.to_owned(), message: format!("is not JSON: {error}") })
 }
 
 /// As [`read_json`]; `None` when there is no such file.
 fn read_json_if_present(path: &Path) -> Result<Option<serde_json::Value>, TextError> {
     match read_json(path) {
         Ok(value) => Ok(Some(value)),
-        Err(TextError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-            Ok(None)
-        }
+        Err(TextError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -94,10 +85,8 @@ fn read_json_if_present(path: &Path) -> Result<Option<serde_json::Value>, TextEr
 fn sha256_hex(bytes: &[u8]) -> String {
     use sha2::{Digest, Sha256};
     use std::fmt::Write;
-    Sha256::digest(bytes)
-        .iter()
-        .fold(String::with_capacity(64), |mut hex, byte| {
-            let _ = write!(hex, "{byte:02x}");
-            hex
-        })
+    Sha256::digest(bytes).iter().fold(String::with_capacity(64), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
 }

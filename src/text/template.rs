@@ -24,9 +24,7 @@ pub struct ChatTemplate {
 
 impl std::fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ChatTemplate")
-            .field("sha256", &self.sha256)
-            .finish_non_exhaustive()
+        f.debug_struct("ChatTemplate").field("sha256", &self.sha256).finish_non_exhaustive()
     }
 }
 
@@ -47,9 +45,7 @@ impl ChatTemplate {
                 })?;
                 (path, vec![(DEFAULT.to_owned(), text)])
             }
-            Err(TextError::Read { source, .. })
-                if source.kind() == std::io::ErrorKind::NotFound =>
-            {
+            Err(TextError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                 (config_path, templates_of_config(&config["chat_template"]))
             }
             Err(error) => return Err(error),
@@ -64,10 +60,9 @@ impl ChatTemplate {
         }
         let mut special_tokens = Map::new();
         for (name, token) in config.as_object().into_iter().flatten() {
-            if let (true, Some(text)) = (
-                name.ends_with("_token"),
-                token.as_str().or_else(|| token["content"].as_str()),
-            ) {
+            if let (true, Some(text)) =
+                (name.ends_with("_token"), token.as_str().or_else(|| token["content"].as_str()))
+            {
                 special_tokens.insert(name.clone(), Value::from(text));
             }
         }
@@ -78,10 +73,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// A template that Jinja cannot parse.
-    pub fn from_source(
-        source: &str,
-        special_tokens: Map<String, Value>,
-    ) -> Result<Self, TextError> {
+    pub fn from_source(source: &str, special_tokens: Map<String, Value>) -> Result<Self, TextError> {
         let templates = vec![(DEFAULT.to_owned(), source.to_owned())];
         Self::build(PathBuf::from("chat template"), templates, special_tokens)
     }
@@ -95,17 +87,11 @@ impl ChatTemplate {
             path: path.clone(),
             message: format!("is not a template that Jinja can parse: {error:#}"),
         };
-        let source: String = templates
-            .iter()
-            .map(|(_, text)| text.as_str())
-            .collect::<Vec<_>>()
-            .join("\n");
+        let source: String = templates.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("\n");
         let mut environment = environment().map_err(fail)?;
         let has_tool_template = templates.iter().any(|(name, _)| name == WITH_TOOLS);
         for (name, text) in templates {
-            environment
-                .add_template_owned(name, without_generation_tags(&text))
-                .map_err(fail)?;
+            environment.add_template_owned(name, without_generation_tags(&text)).map_err(fail)?;
         }
         Ok(Self {
             environment,
@@ -127,12 +113,7 @@ impl ChatTemplate {
         tools: Option<&[Value]>,
         add_generation_prompt: bool,
     ) -> Result<String, TextError> {
-        self.render_input(&ChatInput {
-            messages,
-            tools,
-            add_generation_prompt,
-            template_kwargs: None,
-        })
+        self.render_input(&ChatInput { messages, tools, add_generation_prompt, template_kwargs: None })
     }
 
     /// As [`Self::render`], with `chat_template_kwargs`.
@@ -140,32 +121,19 @@ impl ChatTemplate {
     /// # Errors
     /// What the template raises.
     pub fn render_input(&self, input: &ChatInput<'_>) -> Result<String, TextError> {
-        let name = if input.tools.is_some() && self.has_tool_template {
-            WITH_TOOLS
-        } else {
-            DEFAULT
-        };
-        let messages: Vec<Value> = input
-            .messages
-            .iter()
-            .map(with_both_reasoning_names)
-            .collect();
+        let name = if input.tools.is_some() && self.has_tool_template { WITH_TOOLS } else { DEFAULT };
+        let messages: Vec<Value> = input.messages.iter().map(with_both_reasoning_names).collect();
         let mut context = self.special_tokens.clone();
         context.insert("messages".to_owned(), Value::Array(messages));
         context.insert("tools".to_owned(), json!(input.tools));
         context.insert("documents".to_owned(), Value::Null);
-        context.insert(
-            "add_generation_prompt".to_owned(),
-            Value::from(input.add_generation_prompt),
-        );
+        context.insert("add_generation_prompt".to_owned(), Value::from(input.add_generation_prompt));
         for (key, value) in input.template_kwargs.into_iter().flatten() {
             context.insert(key.clone(), value.clone());
         }
         let render = |error: minijinja::Error| TextError::Render(format!("{error:#}"));
         let template = self.environment.get_template(name).map_err(render)?;
-        template
-            .render(Jinja::from(minijinja::value::Serde(&context)))
-            .map_err(render)
+        template.render(Jinja::from(minijinja::value::Serde(&context))).map_err(render)
     }
 
     /// Whether the template prints tool-call arguments that are text as they are, so that sampled bytes survive.
@@ -188,43 +156,26 @@ fn templates_of_config(entry: &Value) -> Vec<(String, String)> {
     if let Some(text) = entry.as_str() {
         return vec![(DEFAULT.to_owned(), text.to_owned())];
     }
-    let named = |item: &Value| {
-        Some((
-            item["name"].as_str()?.to_owned(),
-            item["template"].as_str()?.to_owned(),
-        ))
-    };
-    entry
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(named)
-        .collect()
+    let named =
+        |item: &Value| Some((item["name"].as_str()?.to_owned(), item["template"].as_str()?.to_owned()));
+    entry.as_array().into_iter().flatten().filter_map(named).collect()
 }
 
 /// Jinja as `transformers` sets it up.
 fn environment() -> Result<Environment<'static>, minijinja::Error> {
     let mut environment = Environment::new();
-    let syntax = minijinja::syntax::SyntaxConfig::builder()
-        .trim_blocks(true)
-        .lstrip_blocks(true)
-        .build()?;
+    let syntax = minijinja::syntax::SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
     environment.set_syntax(syntax);
     minijinja_contrib::add_to_environment(&mut environment);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.add_filter(
-        "tojson",
-        |value: Jinja, options: minijinja::value::Kwargs| functions::tojson(&value, options),
-    );
+    environment.add_filter("tojson", |value: Jinja, options: minijinja::value::Kwargs| {
+        functions::tojson(&value, options)
+    });
     environment.add_function("raise_exception", functions::raise_exception);
-    environment.add_function("strftime_now", |format: String| {
-        functions::strftime_now(&format)
-    });
+    environment.add_function("strftime_now", |format: String| functions::strftime_now(&format));
     // Python's None cannot be iterated over; minijinja's none can.
-    environment.add_test("iterable", |value: &Jinja| {
-        !value.is_none() && value.try_iter().is_ok()
-    });
+    environment.add_test("iterable", |value: &Jinja| !value.is_none() && value.try_iter().is_ok());
     Ok(environment)
 }
 
@@ -245,9 +196,7 @@ fn without_generation_tags(source: &str) -> String {
         if name == "generation" || name == "endgeneration" {
             let left = if inner.starts_with('-') { "-" } else { "" };
             let right = if inner.ends_with('-') { "-" } else { "" };
-            result.push_str(&format!(
-                "{{%{left} if true {right}%}}{{%{left} endif {right}%}}"
-            ));
+            result.push_str(&format!("{{%{left} if true {right}%}}{{%{left} endif {right}%}}"));
         } else {
             result.push_str(tag);
         }

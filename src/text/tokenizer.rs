@@ -59,13 +59,10 @@ impl Tokenizer {
     /// A missing or broken file; a tokenizer that is not byte-level.
     pub fn load(dir: &Path) -> Result<Self, TextError> {
         let path = dir.join("tokenizer.json");
-        let fail = |message: String| TextError::File {
-            path: path.clone(),
-            message,
-        };
+        let fail = |message: String| TextError::File { path: path.clone(), message };
         let bytes = read(&path)?;
-        let mut json: Value = serde_json::from_slice(&bytes)
-            .map_err(|error| fail(format!("is not JSON: {error}")))?;
+        let mut json: Value =
+            serde_json::from_slice(&bytes).map_err(|error| fail(format!("is not JSON: {error}")))?;
         if !decodes_byte_level(&json["decoder"]) {
             return Err(fail(format!(
                 "has the decoder {}; lego reads byte-level tokenizers (decoder ByteLevel), as Qwen's and Llama 3's",
@@ -82,10 +79,7 @@ impl Tokenizer {
         json["padding"] = Value::Null;
         let full = build(&json).map_err(&fail)?;
         // The crate numbers added tokens itself where the vocabulary does not hold them.
-        if let Some(token) = added
-            .iter()
-            .find(|token| full.token_to_id(&token.content) != Some(token.id))
-        {
+        if let Some(token) = added.iter().find(|token| full.token_to_id(&token.content) != Some(token.id)) {
             return Err(fail(format!(
                 "lists the added token {:?} with id {}, but the crate `tokenizers` numbers it {:?}; \
                  added tokens must be in the vocabulary, or follow it without a gap",
@@ -112,11 +106,7 @@ impl Tokenizer {
         let named_special_tokens = named_special_tokens(dir)?;
         let mut tokenizer = Self {
             special_ids: added.iter().filter(|t| t.special).map(|t| t.id).collect(),
-            control_ids: added
-                .iter()
-                .filter(|t| t.is_control())
-                .map(|t| t.id)
-                .collect(),
+            control_ids: added.iter().filter(|t| t.is_control()).map(|t| t.id).collect(),
             full,
             text_only,
             pieces,
@@ -148,16 +138,8 @@ impl Tokenizer {
                 continue;
             };
             let listed = &json["eos_token_id"];
-            let values = listed
-                .as_array()
-                .cloned()
-                .unwrap_or_else(|| vec![listed.clone()]);
-            ids.extend(
-                values
-                    .iter()
-                    .filter_map(Value::as_u64)
-                    .filter_map(|id| u32::try_from(id).ok()),
-            );
+            let values = listed.as_array().cloned().unwrap_or_else(|| vec![listed.clone()]);
+            ids.extend(values.iter().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok()));
         }
         ids.sort_unstable();
         ids.dedup();
@@ -278,24 +260,22 @@ impl Tokenizer {
 }
 
 fn build(json: &Value) -> Result<tokenizers::Tokenizer, String> {
-    tokenizers::Tokenizer::from_bytes(json.to_string()).map_err(|error| {
-        format!("is not a tokenizer that the crate `tokenizers` can load: {error}")
-    })
+    tokenizers::Tokenizer::from_bytes(json.to_string())
+        .map_err(|error| format!("is not a tokenizer that the crate `tokenizers` can load: {error}"))
 }
 
 fn run(tokenizer: &tokenizers::Tokenizer, text: &str) -> Result<Vec<u32>, TextError> {
-    let encoding = tokenizer
-        .encode_fast(text, false)
-        .map_err(|error| TextError::Encode(error.to_string()))?;
+    let encoding =
+        tokenizer.encode_fast(text, false).map_err(|error| TextError::Encode(error.to_string()))?;
     Ok(encoding.get_ids().to_vec())
 }
 
 fn decodes_byte_level(decoder: &Value) -> bool {
     match decoder["type"].as_str() {
         Some("ByteLevel") => true,
-        Some("Sequence") => decoder["decoders"]
-            .as_array()
-            .is_some_and(|list| list.len() == 1 && decodes_byte_level(&list[0])),
+        Some("Sequence") => {
+            decoder["decoders"].as_array().is_some_and(|list| list.len() == 1 && decodes_byte_level(&list[0]))
+        }
         _ => false,
     }
 }
@@ -304,15 +284,7 @@ fn decodes_byte_level(decoder: &Value) -> bool {
 fn named_special_tokens(dir: &Path) -> Result<serde_json::Map<String, Value>, TextError> {
     let config = read_json_if_present(&dir.join("tokenizer_config.json"))?.unwrap_or(Value::Null);
     let mut named = serde_json::Map::new();
-    for name in [
-        "bos_token",
-        "eos_token",
-        "unk_token",
-        "sep_token",
-        "pad_token",
-        "cls_token",
-        "mask_token",
-    ] {
+    for name in ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"] {
         let token = &config[name];
         if let Some(content) = token.as_str().or_else(|| token["content"].as_str()) {
             named.insert(name.to_owned(), Value::from(content));
@@ -323,9 +295,7 @@ fn named_special_tokens(dir: &Path) -> Result<serde_json::Map<String, Value>, Te
 
 /// The bytes of every id. Vocabulary spellings use GPT-2's printable stand-in for each byte.
 fn pieces(tokenizer: &tokenizers::Tokenizer, added: &[AddedToken]) -> Vec<Box<[u8]>> {
-    let byte_of: HashMap<char, u8> = byte_stand_ins()
-        .map(|(byte, stand_in)| (stand_in, byte))
-        .collect();
+    let byte_of: HashMap<char, u8> = byte_stand_ins().map(|(byte, stand_in)| (stand_in, byte)).collect();
     let vocab = tokenizer.get_vocab(true);
     let size = vocab.values().max().map_or(0, |&id| id as usize + 1);
     let mut pieces = vec![Box::<[u8]>::default(); size];

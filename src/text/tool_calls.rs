@@ -41,18 +41,12 @@ enum State {
     /// Text not given yet: what may be the beginning of a call's markup.
     Text { held: String },
     /// Within a call: `lead` is the white space before it, `body` what followed the opening tag.
-    Call {
-        lead: String,
-        body: String,
-        searched: usize,
-    },
+    Call { lead: String, body: String, searched: usize },
 }
 
 impl Default for State {
     fn default() -> Self {
-        Self::Text {
-            held: String::new(),
-        }
+        Self::Text { held: String::new() }
     }
 }
 
@@ -128,11 +122,7 @@ impl ToolCallParser {
                     push_text(events, &held[..at - lead]);
                     let body = held[at + OPEN.len()..].to_owned();
                     let lead = held[at - lead..at].to_owned();
-                    self.state = State::Call {
-                        lead,
-                        body,
-                        searched: 0,
-                    };
+                    self.state = State::Call { lead, body, searched: 0 };
                     return true;
                 }
                 let text = &held[..held.len() - partial_tag(held)];
@@ -142,11 +132,7 @@ impl ToolCallParser {
                 held.drain(..given);
                 false
             }
-            State::Call {
-                lead,
-                body,
-                searched,
-            } => {
+            State::Call { lead, body, searched } => {
                 let Some(at) = body[*searched..].find(CLOSE).map(|at| at + *searched) else {
                     let mut from = body.len().saturating_sub(CLOSE.len() - 1).max(*searched);
                     while !body.is_char_boundary(from) {
@@ -160,9 +146,7 @@ impl ToolCallParser {
                         events.push(call);
                         self.has_call = true;
                         self.is_after_call = true;
-                        self.state = State::Text {
-                            held: body[at + CLOSE.len()..].to_owned(),
-                        };
+                        self.state = State::Text { held: body[at + CLOSE.len()..].to_owned() };
                     }
                     Parsed::Unfinished => *searched = at + CLOSE.len(),
                     Parsed::Malformed => {
@@ -180,9 +164,7 @@ impl ToolCallParser {
         let end = body.find(CLOSE).map_or(body.len(), |at| at + CLOSE.len());
         push_text(events, &format!("{lead}{OPEN}{}", &body[..end]));
         self.is_after_call = false;
-        self.state = State::Text {
-            held: body[end..].to_owned(),
-        };
+        self.state = State::Text { held: body[end..].to_owned() };
     }
 }
 
@@ -199,19 +181,12 @@ fn push_text(events: &mut Vec<ToolEvent>, text: &str) {
 
 /// How many bytes at the end of `text` belong to the markup of a call that may follow.
 fn lead_length(text: &str, is_after_call: bool) -> usize {
-    if is_after_call && text.trim().is_empty() {
-        text.len()
-    } else {
-        usize::from(text.ends_with('\n'))
-    }
+    if is_after_call && text.trim().is_empty() { text.len() } else { usize::from(text.ends_with('\n')) }
 }
 
 /// How many bytes at the end of `text` may be the beginning of an opening tag.
 fn partial_tag(text: &str) -> usize {
-    (1..OPEN.len())
-        .rev()
-        .find(|&length| text.ends_with(&OPEN[..length]))
-        .unwrap_or(0)
+    (1..OPEN.len()).rev().find(|&length| text.ends_with(&OPEN[..length])).unwrap_or(0)
 }
 
 fn parse(body: &str) -> Parsed {
@@ -259,20 +234,14 @@ mod tests {
     }
 
     fn call(name: &str, arguments: &str) -> ToolEvent {
-        ToolEvent::Call {
-            name: name.to_owned(),
-            arguments: arguments.to_owned(),
-        }
+        ToolEvent::Call { name: name.to_owned(), arguments: arguments.to_owned() }
     }
 
     #[test]
     fn arguments_are_the_sampled_bytes() {
         let sampled = "Let me look.\n<tool_call>\n{\"name\": \"view\", \"arguments\": {\"a\" :1.0,  \"b\":\"\\u00e9\"} }\n</tool_call>\n                       <tool_call>\n{\"arguments\":{}, \"name\":\"run\"}\n</tool_call>\n";
-        let expected = vec![
-            text("Let me look."),
-            call("view", "{\"a\" :1.0,  \"b\":\"\\u00e9\"}"),
-            call("run", "{}"),
-        ];
+        let expected =
+            vec![text("Let me look."), call("view", "{\"a\" :1.0,  \"b\":\"\\u00e9\"}"), call("run", "{}")];
         assert_eq!(read([sampled]), expected);
     }
 
@@ -295,33 +264,23 @@ mod tests {
     #[test]
     fn a_malformed_call_does_not_swallow_the_next() {
         let good = "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>";
-        for bad in [
-            "<tool_call></tool_call>",
-            "<tool_call>{\"name\": \"x</tool_call>",
-            "<tool_call>{{</tool_call>",
-        ] {
-            assert_eq!(
-                read([&format!("{bad}\n{good}")[..]]),
-                vec![text(bad), call("f", "{}")],
-                "{bad}"
-            );
+        for bad in
+            ["<tool_call></tool_call>", "<tool_call>{\"name\": \"x</tool_call>", "<tool_call>{{</tool_call>"]
+        {
+            assert_eq!(read([&format!("{bad}\n{good}")[..]]), vec![text(bad), call("f", "{}")], "{bad}");
         }
     }
 
     #[test]
     fn a_closing_tag_inside_a_string_does_not_end_the_call() {
-        let sampled =
-            "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\"</tool_call>\"}}</tool_call>after";
+        let sampled = "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\"</tool_call>\"}}</tool_call>after";
         let expected = vec![call("f", "{\"a\":\"</tool_call>\"}"), text("after")];
         assert_eq!(read([sampled]), expected);
     }
 
     #[test]
     fn the_end_closes_a_complete_call() {
-        assert_eq!(
-            read(["<tool_call>\n{\"name\":\"f\",\"arguments\":{}}"]),
-            vec![call("f", "{}")]
-        );
+        assert_eq!(read(["<tool_call>\n{\"name\":\"f\",\"arguments\":{}}"]), vec![call("f", "{}")]);
     }
 
     fn fragment() -> impl Strategy<Value = &'static str> {

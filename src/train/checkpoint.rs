@@ -167,18 +167,11 @@ impl Learner {
 }
 
 /// Writes all files of a checkpoint into `dir` and syncs them.
-fn fill(
-    dir: &Path,
-    learner: &Learner,
-    companions: &[PathBuf],
-    run: &Value,
-) -> Result<(), TrainError> {
+fn fill(dir: &Path, learner: &Learner, companions: &[PathBuf], run: &Value) -> Result<(), TrainError> {
     learner.model.save(dir)?;
     let optimizer = &learner.optimizer;
-    let moments = [
-        ("exp_avg", le_bytes(&optimizer.first_moment)),
-        ("exp_avg_sq", le_bytes(&optimizer.second_moment)),
-    ];
+    let moments =
+        [("exp_avg", le_bytes(&optimizer.first_moment)), ("exp_avg_sq", le_bytes(&optimizer.second_moment))];
     let path = dir.join(OPTIMIZER);
     let views = moments
         .iter()
@@ -264,9 +257,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
 
 /// Brings a file or folder to disk.
 fn sync(path: &Path) -> Result<(), TrainError> {
-    File::open(path)
-        .and_then(|file| file.sync_all())
-        .map_err(|source| write_error(path, source))
+    File::open(path).and_then(|file| file.sync_all()).map_err(|source| write_error(path, source))
 }
 
 fn remove_if_present(dir: &Path) -> Result<(), TrainError> {

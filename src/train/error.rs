@@ -38,7 +38,9 @@ pub enum TrainError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("cannot write {path}: {source}")]
     Write { path: PathBuf, source: std::io::Error },
-    #[error("checkpoint file {path} is broken: {reason}; remove its folder to resume from an earlier checkpoint")]
+    #[error(
+        "checkpoint file {path} is broken: {reason}; remove its folder to resume from an earlier checkpoint"
+    )]
     BrokenCheckpoint { path: PathBuf, reason: String },
     #[error("{path}, line {line}: {message}")]
     Conversation { path: PathBuf, line: usize, message: String },

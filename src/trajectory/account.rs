@@ -18,12 +18,7 @@ pub struct Entry {
 impl Entry {
     pub(super) fn of(call: &Call, disposition: Disposition) -> Self {
         let tokens = call.completion_token_ids.as_ref().map_or(0, Vec::len) as u64;
-        Self {
-            call_id: call.call_id,
-            choice_index: call.choice_index,
-            tokens,
-            disposition,
-        }
+        Self { call_id: call.call_id, choice_index: call.choice_index, tokens, disposition }
     }
 }
 
@@ -46,9 +41,7 @@ impl IdCounts {
 
     /// Tokens that the engine reported beyond the ids that arrived.
     pub(super) fn without_ids(&self, call: &Call) -> u64 {
-        call.usage.map_or(0, |usage| {
-            usage.completion_tokens.saturating_sub(self.arrived(call))
-        })
+        call.usage.map_or(0, |usage| usage.completion_tokens.saturating_sub(self.arrived(call)))
     }
 
     /// Why no token of this call can be trained whatever the other calls are.
@@ -85,10 +78,7 @@ pub(super) fn targets(call: &Call) -> Result<Targets, String> {
     if call.completion_ids_source != IdsSource::Engine {
         return Err("completion ids are not the engine's".to_owned());
     }
-    if !matches!(
-        call.prompt_ids_source,
-        IdsSource::Engine | IdsSource::SentByUs
-    ) {
+    if !matches!(call.prompt_ids_source, IdsSource::Engine | IdsSource::SentByUs) {
         return Err("prompt ids are not the engine's".to_owned());
     }
     if call.prompt_token_ids.as_ref().is_none_or(Vec::is_empty) {
@@ -101,22 +91,12 @@ pub(super) fn targets(call: &Call) -> Result<Targets, String> {
     }
     let known: Option<Vec<f32>> = logprobs.iter().copied().collect();
     let logprobs = known.ok_or("a log-prob is missing")?;
-    if !logprobs
-        .iter()
-        .all(|value| value.is_finite() && *value <= 0.0)
-    {
+    if !logprobs.iter().all(|value| value.is_finite() && *value <= 0.0) {
         return Err("a log-prob is not a finite number at most 0".to_owned());
     }
     let versions = versions(call, tokens).ok_or("the weight version of a token is not known")?;
-    let temperature = call
-        .sampling_sent
-        .temperature
-        .ok_or("the temperature is not known")? as f32;
-    Ok(Targets {
-        logprobs,
-        versions,
-        temperature,
-    })
+    let temperature = call.sampling_sent.temperature.ok_or("the temperature is not known")? as f32;
+    Ok(Targets { logprobs, versions, temperature })
 }
 
 /// The version of each token, if the spans tile them and their labels are numbers.

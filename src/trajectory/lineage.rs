@@ -69,10 +69,7 @@ fn of_session(calls: &[&Arc<Call>], found: &mut Lineages) {
         let missing = counts.without_ids(call);
         if missing > 0 && told.insert(call.call_id) {
             let entry = Entry::of(call, Disposition::NoIds);
-            found.set_aside.push(Entry {
-                tokens: missing,
-                ..entry
-            });
+            found.set_aside.push(Entry { tokens: missing, ..entry });
         }
         let sampled = call.completion_token_ids.as_ref().map_or(0, Vec::len);
         match (counts.bucket(call), Tokens::of(call)) {
@@ -98,21 +95,14 @@ fn of_session(calls: &[&Arc<Call>], found: &mut Lineages) {
         for &index in group {
             match fate(index, group, &nodes, &is_continued) {
                 Some(disposition) => found.set_aside.push(Entry::of(nodes[index].0, disposition)),
-                None => children
-                    .entry(relations.parents[index])
-                    .or_default()
-                    .push(index),
+                None => children.entry(relations.parents[index]).or_default().push(index),
             }
         }
     }
     for siblings in children.values_mut() {
         siblings.sort_by_key(|&index| Reverse(order(nodes[index].0)));
     }
-    let mut walk = Walk {
-        nodes: &nodes,
-        children,
-        next: 0,
-    };
+    let mut walk = Walk { nodes: &nodes, children, next: 0 };
     walk.run(&mut found.lineages);
 }
 
@@ -128,30 +118,16 @@ fn fate(
         let call = nodes[other].0;
         let first_choice = Reverse(call.choice_index);
         let ended_well = call.status == CallStatus::Ok;
-        (
-            ended_well,
-            call.trainable,
-            call.received_at,
-            call.call_id,
-            first_choice,
-        )
+        (ended_well, call.trainable, call.received_at, call.call_id, first_choice)
     });
-    let counts = if any_continued {
-        is_continued[index]
-    } else {
-        winner == Some(index)
-    };
+    let counts = if any_continued { is_continued[index] } else { winner == Some(index) };
     if counts {
         return None;
     }
     // A choice of a call that counts lost to its sister, not to a retry.
     let call_id = nodes[index].0.call_id;
     let is_sister = group.iter().any(|&other| {
-        let counts = if any_continued {
-            is_continued[other]
-        } else {
-            winner == Some(other)
-        };
+        let counts = if any_continued { is_continued[other] } else { winner == Some(other) };
         counts && nodes[other].0.call_id == call_id
     });
     Some(if is_sister {
@@ -197,10 +173,6 @@ impl Walk<'_> {
             is_own: depth >= own_from,
         });
         let calls: Vec<LineageCall> = calls.collect();
-        Lineage {
-            session_id: calls[0].call.session_id.clone(),
-            index: self.next,
-            calls,
-        }
+        Lineage { session_id: calls[0].call.session_id.clone(), index: self.next, calls }
     }
 }

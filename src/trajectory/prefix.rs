@@ -16,10 +16,7 @@ impl<'a> Tokens<'a> {
     /// `None` if the ids are missing or nothing was sampled.
     pub(super) fn of(call: &'a Call) -> Option<Self> {
         let prompt = call.prompt_token_ids.as_deref()?;
-        let completion = call
-            .completion_token_ids
-            .as_deref()
-            .filter(|ids| !ids.is_empty())?;
+        let completion = call.completion_token_ids.as_deref().filter(|ids| !ids.is_empty())?;
         Some(Self { prompt, completion })
     }
 
@@ -39,13 +36,15 @@ impl<'a> Tokens<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct State(u64);
 
+/// An odd number with its bits well mixed.
+const FACTOR: u64 = 0xa076_1d64_78bd_642f;
+
 impl State {
     const EMPTY: Self = Self(0x9e37_79b9_7f4a_7c15);
 
     fn push(self, ids: &[u32]) -> Self {
         Self(ids.iter().fold(self.0, |state, &id| {
-            let wide =
-                u128::from(state ^ u64::from(id)) * 0xa076_1d64_78bd_642f_e703_7ed1_a0b4_28db;
+            let wide = u128::from(state ^ u64::from(id)) * u128::from(FACTOR);
             (wide as u64) ^ ((wide >> 64) as u64)
         }))
     }
@@ -65,15 +64,9 @@ pub(super) fn relate(tokens: &[Tokens<'_>]) -> Relations {
     let mut by_end: HashMap<(usize, State), Vec<usize>> = HashMap::new();
     let mut by_prompt: HashMap<(usize, State), Vec<Vec<usize>>> = HashMap::new();
     for (index, (t, &prompt)) in tokens.iter().zip(&prompts).enumerate() {
-        by_end
-            .entry((t.len(), prompt.push(t.completion)))
-            .or_default()
-            .push(index);
+        by_end.entry((t.len(), prompt.push(t.completion))).or_default().push(index);
         let groups = by_prompt.entry((t.prompt.len(), prompt)).or_default();
-        match groups
-            .iter_mut()
-            .find(|group| tokens[group[0]].prompt == t.prompt)
-        {
+        match groups.iter_mut().find(|group| tokens[group[0]].prompt == t.prompt) {
             Some(group) => group.push(index),
             None => groups.push(vec![index]),
         }
@@ -90,10 +83,7 @@ pub(super) fn relate(tokens: &[Tokens<'_>]) -> Relations {
             parents[index] = parent;
         }
     }
-    Relations {
-        parents,
-        same_prompt,
-    }
+    Relations { parents, same_prompt }
 }
 
 fn longest_prefix(

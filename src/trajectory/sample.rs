@@ -42,10 +42,7 @@ pub struct Unbalanced {
 /// sample, and its tokens are dropped with the reason.
 #[must_use]
 pub fn samples(lineages: &Lineages, episode: Option<Episode>) -> Built {
-    let mut built = Built {
-        samples: vec![],
-        ledger: lineages.set_aside.clone(),
-    };
+    let mut built = Built { samples: vec![], ledger: lineages.set_aside.clone() };
     for lineage in &lineages.lineages {
         add(lineage, episode, &mut built);
     }
@@ -94,21 +91,15 @@ fn append(parts: &mut SampleParts, call: &Call, targets: account::Targets) {
     let prompt = call.prompt_token_ids.as_deref().unwrap_or_default();
     let completion = call.completion_token_ids.as_deref().unwrap_or_default();
     let (start, end) = (prompt.len(), prompt.len() + completion.len());
-    parts
-        .token_ids
-        .extend_from_slice(&prompt[parts.token_ids.len()..]);
+    parts.token_ids.extend_from_slice(&prompt[parts.token_ids.len()..]);
     parts.loss_mask.resize(start, false);
     parts.logprobs.resize(start, None);
     parts.weight_version.resize(start, None);
     parts.temperature.resize(start, None);
     parts.token_ids.extend_from_slice(completion);
     parts.loss_mask.resize(end, true);
-    parts
-        .logprobs
-        .extend(targets.logprobs.into_iter().map(Some));
-    parts
-        .weight_version
-        .extend(targets.versions.into_iter().map(Some));
+    parts.logprobs.extend(targets.logprobs.into_iter().map(Some));
+    parts.weight_version.extend(targets.versions.into_iter().map(Some));
     parts.temperature.resize(end, Some(targets.temperature));
     parts.call_spans.push((call.call_id, start, end));
 }
@@ -136,9 +127,7 @@ impl Built {
                 *without_ids.entry(entry.call_id).or_default() += entry.tokens;
                 continue;
             }
-            let (all, trained) = booked
-                .entry((entry.call_id, entry.choice_index))
-                .or_default();
+            let (all, trained) = booked.entry((entry.call_id, entry.choice_index)).or_default();
             *all += entry.tokens;
             if entry.disposition == Disposition::Trained {
                 *trained += entry.tokens;
@@ -158,21 +147,12 @@ impl Built {
             sums.1 += trained;
             if all != sampled {
                 let in_samples = spans.get(&call_id).copied().unwrap_or(0);
-                return Err(Unbalanced {
-                    call_id,
-                    choice_index,
-                    sampled,
-                    booked: all,
-                    in_samples,
-                    trained,
-                });
+                return Err(Unbalanced { call_id, choice_index, sampled, booked: all, in_samples, trained });
             }
         }
         for (call_id, (sampled, trained)) in arrived {
             let in_samples = spans.remove(&call_id).unwrap_or(0);
-            let missing = reported
-                .get(&call_id)
-                .map_or(0, |all| all.saturating_sub(sampled));
+            let missing = reported.get(&call_id).map_or(0, |all| all.saturating_sub(sampled));
             let booked_missing = without_ids.get(&call_id).copied().unwrap_or(0);
             if in_samples != trained || missing != booked_missing {
                 return Err(Unbalanced {

@@ -2,7 +2,7 @@
 //!
 //! | kind | token ids | log-probs | weight versions | a member nobody asked for |
 //! |---|---|---|---|---|
-//! | embedded | `return_token_ids` | `logprobs` | `return_weight_versions` | left out; `logprobs` null |
+//! | embedded | `return_token_ids` | `logprobs` | `return_weight_versions` | as vllm; no chunk for an empty text |
 //! | vllm | `return_token_ids` (0.13 and later when streamed) | `logprobs` | `return_weight_versions` (0.33) | null; in a stream's chunks `weight_versions` is left out |
 //! | openai | none: recorded, never trainable | `logprobs`, taken back if refused | none | `logprobs` null |
 //!
@@ -73,7 +73,7 @@ pub fn prepare(
     let mut cut = Cut::default();
     let gives_ids = matches!(kind, UpstreamKind::Embedded | UpstreamKind::Vllm);
     let unasked = match kind {
-        UpstreamKind::Vllm => Unasked::Null,
+        UpstreamKind::Vllm | UpstreamKind::Embedded => Unasked::Null,
         _ => Unasked::Absent,
     };
     if let Some(model) = model.filter(|model| *model != request.model) {
@@ -87,6 +87,7 @@ pub fn prepare(
             set.push(("return_token_ids", "true".to_owned()));
             cut.token_ids = Some(unasked);
             cut.prompt_token_ids = Some(unasked);
+            cut.empty_text = kind == UpstreamKind::Embedded;
         }
         if !request.asks_weight_versions {
             set.push(("return_weight_versions", "true".to_owned()));
@@ -202,12 +203,11 @@ pub fn is_untruncated(sent: &Sampling) -> bool {
 /// The log-prob of which distribution an engine of this kind returns for this sampling. At temperature 1 without
 /// truncation all of an engine's modes agree; else only the embedded engine's mode is known.
 fn semantics(kind: UpstreamKind, sent: &Sampling) -> LogprobSemantics {
-    if is_untruncated(sent) && sent.temperature == Some(1.0) {
-        return LogprobSemantics::RawT1;
-    }
-    match kind {
-        UpstreamKind::Embedded if sent.temperature.is_some() => LogprobSemantics::TempScaled,
-        _ => LogprobSemantics::Unknown,
+    let all_modes_agree = is_untruncated(sent) && sent.temperature == Some(1.0);
+    if all_modes_agree || kind == UpstreamKind::Embedded {
+        LogprobSemantics::RawT1
+    } else {
+        LogprobSemantics::Unknown
     }
 }
 

@@ -170,7 +170,9 @@ impl PooledBody {
             match Pin::new(&mut self.body).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
                     was_driven = false;
-                    let Ok(data) = frame.into_data() else { continue };
+                    let Ok(data) = frame.into_data() else {
+                        continue;
+                    };
                     match first.take() {
                         None if joined.is_empty() => first = Some(data),
                         None => joined.extend_from_slice(&data),
@@ -200,7 +202,9 @@ impl PooledBody {
                     self.release(cx);
                     return Poll::Ready(None);
                 }
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(PoolError::Http(error)))),
+                Poll::Ready(Some(Err(error))) => {
+                    return Poll::Ready(Some(Err(PoolError::Http(error))));
+                }
                 Poll::Pending => {
                     if std::mem::replace(&mut was_driven, true) || !self.drive(cx) {
                         return Poll::Pending;
@@ -222,7 +226,9 @@ impl PooledBody {
     }
 
     fn release(&mut self, cx: &mut Context<'_>) {
-        let Some(mut connection) = self.connection.take() else { return };
+        let Some(mut connection) = self.connection.take() else {
+            return;
+        };
         connection.drive(cx);
         if connection.driver.is_none() || !connection.sender.is_ready() {
             return;
@@ -230,6 +236,69 @@ impl PooledBody {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < MAX_IDLE {
             idle.push(Idle { connection, since: Instant::now() });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    async fn get(pool: &Pool) -> Vec<u8> {
+        let mut request = Request::new(Full::new(Bytes::new()));
+        request.headers_mut().insert("host", http::HeaderValue::from_static("h"));
+        let mut body = pool.send(request).await.expect("a head").into_body();
+        let mut text = Vec::new();
+        while let Some(piece) = std::future::poll_fn(|cx| body.poll_piece(cx, 1 << 16)).await {
+            text.extend_from_slice(&piece.expect("a piece"));
+        }
+        text
+    }
+
+    /// Answers `per_connection` requests on each connection, then closes it; tells how many connections it closed.
+    async fn server(per_connection: usize) -> (Pool, tokio::sync::watch::Receiver<usize>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+        let port = listener.local_addr().expect("bound").port();
+        let (closed, receiver) = tokio::sync::watch::channel(0);
+        tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.expect("a connection");
+                for _ in 0..per_connection {
+                    let mut head = Vec::new();
+                    while !head.ends_with(b"\r\n\r\n") {
+                        head.push(stream.read_u8().await.expect("a request"));
+                    }
+                    let chunks = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
+                    stream.write_all(chunks).await.expect("written");
+                }
+                drop(stream);
+                closed.send_modify(|count| *count += 1);
+            }
+        });
+        (Pool::new("127.0.0.1", port, Duration::from_secs(5)), receiver)
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_used_again() {
+        let (pool, closed) = server(3).await;
+        for _ in 0..3 {
+            assert_eq!(get(&pool).await, b"abcde");
+        }
+        closed.clone().wait_for(|count| *count == 1).await.expect("served");
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_the_server_closed_meanwhile_is_not_used() {
+        let (pool, mut closed) = server(1).await;
+        for round in 1..4 {
+            assert_eq!(get(&pool).await, b"abcde");
+            closed.wait_for(|count| *count == round).await.expect("served");
+            // Lets the runtime see the end of the stream, as it does between two calls of an agent.
+            for _ in 0..200 {
+                tokio::task::yield_now().await;
+            }
         }
     }
 }

@@ -49,7 +49,9 @@ pub enum UpstreamError {
     Key,
     #[error("the https client could not be made: {0}")]
     Tls(String),
-    #[error("the upstream at {upstream} cannot be reached: {cause}. Check that it runs and that upstream_base_url is right")]
+    #[error(
+        "the upstream at {upstream} cannot be reached: {cause}. Check that it runs and that upstream_base_url is right"
+    )]
     Unreachable { upstream: String, cause: String },
     #[error("the upstream at {upstream} did not begin to answer within {limit:?}")]
     FirstByteTimeout { upstream: String, limit: Duration },
@@ -102,11 +104,7 @@ impl UpstreamBody {
         std::future::poll_fn(|cx| self.poll_next(cx, max)).await
     }
 
-    fn poll_next(
-        &mut self,
-        cx: &mut Context<'_>,
-        max: usize,
-    ) -> Poll<Option<Result<Bytes, BodyError>>> {
+    fn poll_next(&mut self, cx: &mut Context<'_>, max: usize) -> Poll<Option<Result<Bytes, BodyError>>> {
         match &mut self.0 {
             Source::Pooled(body) => {
                 body.poll_piece(cx, max).map_err(|error: PoolError| BodyError(error.to_string()))
@@ -224,8 +222,12 @@ impl Upstream {
     #[must_use]
     pub fn without_key(&self, text: Bytes) -> Bytes {
         let key = self.key.as_ref().map(|key| key.as_bytes().trim_ascii_start());
-        let Some(key) = key.and_then(|key| key.strip_prefix(b"Bearer ")) else { return text };
-        let Some(mut at) = find(&text, key) else { return text };
+        let Some(key) = key.and_then(|key| key.strip_prefix(b"Bearer ")) else {
+            return text;
+        };
+        let Some(mut at) = find(&text, key) else {
+            return text;
+        };
         let mut clean = Vec::with_capacity(text.len());
         let mut rest = &text[..];
         loop {
@@ -374,9 +376,13 @@ mod tests {
 
     #[test]
     fn g04_a_key_that_the_upstream_repeats_is_blacked_out() {
-        let upstream =
-            Upstream::http("http://127.0.0.1:1", UpstreamKind::Openai, Some("sk-canary"), Timeouts::default())
-                .expect("upstream");
+        let upstream = Upstream::http(
+            "http://127.0.0.1:1",
+            UpstreamKind::Openai,
+            Some("sk-canary"),
+            Timeouts::default(),
+        )
+        .expect("upstream");
         let text = Bytes::from_static(b"bad key sk-canary (sk-canary)");
         assert_eq!(upstream.without_key(text), "bad key [redacted] ([redacted])");
         assert!(!format!("{upstream:?}").contains("canary"));

@@ -41,10 +41,14 @@ impl BaseUrl {
         let scheme = scheme.ok_or_else(|| invalid("it must begin with http:// or https://"))?;
         let authority = uri.authority().cloned().ok_or_else(|| invalid("it has no host"))?;
         if authority.as_str().contains('@') {
-            return Err(invalid("it has a user part: put the key into an environment variable (upstream_api_key_env)"));
+            return Err(invalid(
+                "it has a user part: put the key into an environment variable (upstream_api_key_env)",
+            ));
         }
         if uri.query().is_some() {
-            return Err(invalid("it has a query: put keys into an environment variable (upstream_api_key_env)"));
+            return Err(invalid(
+                "it has a query: put keys into an environment variable (upstream_api_key_env)",
+            ));
         }
         let mut path = uri.path().trim_end_matches('/').to_owned();
         for route in ["/chat/completions", "/completions", "/messages", "/responses", "/models"] {

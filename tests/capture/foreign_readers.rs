@@ -11,10 +11,9 @@ async fn pandas_polars_duckdb_and_pyarrow_read_the_same_values() {
     let python = python::venv(&["duckdb", "polars", "pyarrow", "pandas", "pytz"]);
     let dir = tempfile::tempdir().expect("folder");
     // One file where every optional column is null, one where none is: the schemas must agree (F08).
-    for calls in [
-        vec![failed_call("nothing")],
-        vec![call("a", &[1, 2, u32::MAX], &[3, 4]), call("b", &[5], &[])],
-    ] {
+    for calls in
+        [vec![failed_call("nothing")], vec![call("a", &[1, 2, u32::MAX], &[3, 4]), call("b", &[5], &[])]]
+    {
         let writer = Writer::open(dir.path(), WriterOptions::default()).expect("free folder");
         writer.append(calls).await.expect("room");
         writer.close().await;

@@ -5,6 +5,7 @@ mod calls;
 #[path = "../common/python.rs"]
 mod python;
 
+mod cli;
 mod crash;
 mod foreign_readers;
 mod store;

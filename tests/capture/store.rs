@@ -44,57 +44,31 @@ async fn every_field_comes_back_from_journal_and_parquet() {
     writer.append(calls[..1].to_vec()).await.expect("room");
     writer.append(calls[1..].to_vec()).await.expect("room");
     let wanted = sorted_json(&calls);
-    assert_eq!(
-        sorted_json(&read(dir.path(), Query::default())),
-        wanted,
-        "journal"
-    );
+    assert_eq!(sorted_json(&read(dir.path(), Query::default())), wanted, "journal");
     let closed = writer.close().await;
     assert_eq!((closed.appends, closed.left_in_journal.len()), (2, 0));
     assert_eq!(writer.close().await, closed, "closing twice is harmless");
-    assert_eq!(
-        std::fs::read_dir(dir.path().join("journal"))
-            .expect("folder")
-            .count(),
-        0
-    );
-    assert_eq!(
-        sorted_json(&read(dir.path(), Query::default())),
-        wanted,
-        "Parquet"
-    );
+    assert_eq!(std::fs::read_dir(dir.path().join("journal")).expect("folder").count(), 0);
+    assert_eq!(sorted_json(&read(dir.path(), Query::default())), wanted, "Parquet");
     for date in ["2026-11-29", "2026-11-30"] {
         assert!(dir.path().join(format!("date={date}")).is_dir(), "{date}");
     }
     let refused = writer.append(calls).await;
-    assert!(
-        matches!(refused, Err(SinkError::Closed { .. })),
-        "{refused:?}"
-    );
+    assert!(matches!(refused, Err(SinkError::Closed { .. })), "{refused:?}");
 }
 
 #[tokio::test]
 async fn log_prob_bits_survive() {
     let dir = tempfile::tempdir().expect("folder");
     let writer = Writer::open(dir.path(), WriterOptions::default()).expect("free folder");
-    let bits = [
-        0x0000_0001,
-        0x8000_0000,
-        0xbdcc_cccd,
-        0xff80_0000,
-        0x7fc0_0001,
-        0xc2c8_0001,
-    ];
+    let bits = [0x0000_0001, 0x8000_0000, 0xbdcc_cccd, 0xff80_0000, 0x7fc0_0001, 0xc2c8_0001];
     let mut odd = call("a", &[1], &[0; 6]);
     odd.completion_logprobs = Some(bits.map(|bits| Some(f32::from_bits(bits))).to_vec());
     writer.append(vec![odd]).await.expect("room");
     let stored = || {
         let calls = read(dir.path(), Query::default());
         let values = calls[0].completion_logprobs.clone().expect("there");
-        values
-            .into_iter()
-            .map(|value| value.expect("no null").to_bits())
-            .collect::<Vec<_>>()
+        values.into_iter().map(|value| value.expect("no null").to_bits()).collect::<Vec<_>>()
     };
     assert_eq!(stored(), bits, "journal");
     writer.close().await;
@@ -117,33 +91,12 @@ async fn filters_choose_sessions_trials_and_calls_in_journal_and_parquet() {
         let check = || {
             assert_eq!(count(Query::session("s7".parse().expect("id"))), rounds);
             let trial_id = "trial-of-s39".parse().ok();
-            assert_eq!(
-                count(Query {
-                    trial_id,
-                    ..Query::default()
-                }),
-                rounds
-            );
-            assert_eq!(
-                count(Query {
-                    call_id: wanted,
-                    ..Query::default()
-                }),
-                1
-            );
+            assert_eq!(count(Query { trial_id, ..Query::default() }), rounds);
+            assert_eq!(count(Query { call_id: wanted, ..Query::default() }), 1);
             assert_eq!(count(Query::session("nobody".parse().expect("id"))), 0);
-            let lean = read(
-                dir.path(),
-                Query {
-                    without_bodies: true,
-                    ..Query::default()
-                },
-            );
+            let lean = read(dir.path(), Query { without_bodies: true, ..Query::default() });
             assert_eq!(lean.len(), 40 * rounds);
-            assert!(
-                lean.iter()
-                    .all(|call| call.response.is_none() && call.text.is_some())
-            );
+            assert!(lean.iter().all(|call| call.response.is_none() && call.text.is_some()));
         };
         check();
         writer.close().await;
@@ -156,9 +109,7 @@ async fn a_second_writer_is_refused_with_the_first_ones_pid() {
     let dir = tempfile::tempdir().expect("folder");
     let writer = Writer::open(dir.path(), WriterOptions::default()).expect("free folder");
     let refused = Writer::open(dir.path(), WriterOptions::default());
-    let Err(CaptureError::Locked { pid, .. }) = refused else {
-        panic!("not refused")
-    };
+    let Err(CaptureError::Locked { pid, .. }) = refused else { panic!("not refused") };
     assert_eq!(pid, std::process::id().to_string());
     writer.close().await;
     let again = Writer::open(dir.path(), WriterOptions::default()).expect("free again");
@@ -168,10 +119,7 @@ async fn a_second_writer_is_refused_with_the_first_ones_pid() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_appends_at_once_share_commits_and_rotate_without_loss() {
     let dir = tempfile::tempdir().expect("folder");
-    let options = WriterOptions {
-        segment_bytes: 64 << 10,
-        ..WriterOptions::default()
-    };
+    let options = WriterOptions { segment_bytes: 64 << 10, ..WriterOptions::default() };
     let writer = Arc::new(Writer::open(dir.path(), options).expect("free folder"));
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..64_u32 {
@@ -188,11 +136,7 @@ async fn many_appends_at_once_share_commits_and_rotate_without_loss() {
         let seen = read(dir.path(), Query::default());
         let ids: std::collections::HashSet<_> = seen.iter().map(|call| call.call_id).collect();
         assert_eq!(ids.len(), seen.len());
-        tasks
-            .join_next()
-            .await
-            .expect("not empty")
-            .expect("no panic");
+        tasks.join_next().await.expect("not empty").expect("no panic");
     }
     let closed = writer.close().await;
     assert_eq!(closed.appends, 640);
@@ -204,20 +148,10 @@ async fn many_appends_at_once_share_commits_and_rotate_without_loss() {
 async fn a_segment_grows_old_and_becomes_parquet_without_close() {
     let dir = tempfile::tempdir().expect("folder");
     let segment_age = std::time::Duration::from_millis(1);
-    let options = WriterOptions {
-        segment_age,
-        ..WriterOptions::default()
-    };
+    let options = WriterOptions { segment_age, ..WriterOptions::default() };
     let writer = Writer::open(dir.path(), options).expect("free folder");
-    writer
-        .append(vec![call("a", &[1], &[2])])
-        .await
-        .expect("room");
-    while std::fs::read_dir(dir.path().join("journal"))
-        .expect("folder")
-        .count()
-        > 0
-    {
+    writer.append(vec![call("a", &[1], &[2])]).await.expect("room");
+    while std::fs::read_dir(dir.path().join("journal")).expect("folder").count() > 0 {
         tokio::task::yield_now().await;
     }
     assert_eq!(read(dir.path(), Query::default()).len(), 1);
@@ -227,15 +161,9 @@ async fn a_segment_grows_old_and_becomes_parquet_without_close() {
 #[tokio::test]
 async fn foreign_and_half_files_are_left_out_by_name() {
     let dir = tempfile::tempdir().expect("folder");
-    let options = WriterOptions {
-        durability: Durability::None,
-        ..WriterOptions::default()
-    };
+    let options = WriterOptions { durability: Durability::None, ..WriterOptions::default() };
     let writer = Writer::open(dir.path(), options).expect("free folder");
-    writer
-        .append(vec![call("a", &[1], &[2])])
-        .await
-        .expect("room");
+    writer.append(vec![call("a", &[1], &[2])]).await.expect("room");
     writer.close().await;
     let day = dir.path().join("date=2026-11-29");
     std::fs::write(day.join("empty.parquet"), b"").expect("written");
@@ -254,9 +182,6 @@ fn the_documentation_has_every_column() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/captures.md");
     let text = std::fs::read_to_string(path).expect("docs/captures.md");
     for column in column_names() {
-        assert!(
-            text.contains(&format!("| `{column}` |")),
-            "docs/captures.md lacks {column}"
-        );
+        assert!(text.contains(&format!("| `{column}` |")), "docs/captures.md lacks {column}");
     }
 }

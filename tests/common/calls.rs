@@ -8,11 +8,7 @@ use serde_json::value::RawValue;
 
 /// A complete, trainable policy call of `session` with these ids.
 pub fn call(session: &str, prompt: &[u32], completion: &[u32]) -> Call {
-    let sampling = Sampling {
-        temperature: Some(1.0),
-        top_p: Some(1.0),
-        ..Sampling::default()
-    };
+    let sampling = Sampling { temperature: Some(1.0), top_p: Some(1.0), ..Sampling::default() };
     let logprobs = completion.iter().map(|&id| Some(-(id as f32 + 1.0) / 7.0));
     let json = |text: &str| RawValue::from_string(text.to_owned()).ok();
     Call {
@@ -41,9 +37,7 @@ pub fn call(session: &str, prompt: &[u32], completion: &[u32]) -> Call {
         received_at: 1_795_946_400_123_456,
         ttft_us: Some(1500),
         duration_us: 20_000,
-        client_request: json(
-            r#"{"messages": [ {"role":"user","content":"héllo \ud83d\ude00"} ], "x": 1.0}"#,
-        ),
+        client_request: json(r#"{"messages": [ {"role":"user","content":"héllo \ud83d\ude00"} ], "x": 1.0}"#),
         upstream_request: None,
         response: json(r#"[{"choices":[]}]"#),
         prompt_token_ids: Some(prompt.to_vec()),
@@ -81,6 +75,7 @@ pub fn call(session: &str, prompt: &[u32], completion: &[u32]) -> Call {
     }
 }
 
+#[allow(dead_code, reason = "not every test binary needs one")]
 /// A call that failed before anything was sampled: all that can be null is.
 pub fn failed_call(session: &str) -> Call {
     Call {
@@ -113,6 +108,7 @@ pub fn failed_call(session: &str) -> Call {
     }
 }
 
+#[allow(dead_code, reason = "not every test binary compares calls")]
 /// The call as JSON, for comparison: `Call` holds raw JSON and has no equality of its own.
 pub fn as_json(call: &Call) -> String {
     serde_json::to_string(call).expect("calls serialise")

@@ -18,32 +18,16 @@ pub fn venv(packages: &[&str]) -> PathBuf {
     if !venv.join("made").exists() {
         let mut make = Command::new("python3");
         make.args(["-m", "venv", "--clear"]).arg(&venv);
-        run(
-            make,
-            "make a virtual environment: install Python 3 with its venv module",
-        );
+        run(make, "make a virtual environment: install Python 3 with its venv module");
         File::create(venv.join("made")).expect("marker");
     }
     let marker = |package: &str| venv.join(format!("has-{package}"));
-    let missing: Vec<&str> = packages
-        .iter()
-        .copied()
-        .filter(|p| !marker(p).exists())
-        .collect();
+    let missing: Vec<&str> = packages.iter().copied().filter(|p| !marker(p).exists()).collect();
     if !missing.is_empty() {
         let mut install = Command::new(&python);
-        install.args([
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-        ]);
+        install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
         install.args(&missing);
-        run(
-            install,
-            "install packages with pip: check the network or the package index",
-        );
+        run(install, "install packages with pip: check the network or the package index");
         for package in missing {
             File::create(marker(package)).expect("marker");
         }
@@ -57,18 +41,14 @@ pub fn venv(packages: &[&str]) -> PathBuf {
 /// It fails.
 #[allow(dead_code, reason = "not every test binary runs a script")]
 pub fn script(python: &Path, name: &str, arguments: &[&str]) -> String {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/python")
-        .join(name);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python").join(name);
     let mut command = Command::new(python);
     command.arg(script).args(arguments);
     run(command, "run a test script")
 }
 
 fn run(mut command: Command, what: &str) -> String {
-    let output = command
-        .output()
-        .unwrap_or_else(|error| panic!("cannot {what}: {error}"));
+    let output = command.output().unwrap_or_else(|error| panic!("cannot {what}: {error}"));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
         output.status.success(),

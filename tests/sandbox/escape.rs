@@ -85,15 +85,7 @@ fn an_agent_that_searches_everything_finds_no_canary() {
     command
         .args(["sandbox", "run", "--mount"])
         .arg(format!("{}:/workspace:rw", work.path().display()))
-        .args([
-            "--cwd",
-            "/workspace",
-            "--",
-            "/usr/bin/python3",
-            "-I",
-            "-c",
-            SEARCH,
-        ])
+        .args(["--cwd", "/workspace", "--", "/usr/bin/python3", "-I", "-c", SEARCH])
         .arg(text.chars().rev().collect::<String>())
         .args(canaries.iter().map(|canary| &canary.0))
         .args([&home, &checkout])
@@ -153,19 +145,10 @@ call('clone3', 0, 0)
     let mut sandbox = sandbox(Limits::default()).await;
     let exit = sandbox.exec(python(script)).await.unwrap();
     for line in out(&exit).lines() {
-        let expected = if line.starts_with("clone3") {
-            "ENOSYS"
-        } else {
-            "EPERM"
-        };
+        let expected = if line.starts_with("clone3") { "ENOSYS" } else { "EPERM" };
         assert!(line.ends_with(expected), "{line}");
     }
-    assert_eq!(
-        out(&exit).lines().count(),
-        26,
-        "{}",
-        String::from_utf8_lossy(&exit.stderr)
-    );
+    assert_eq!(out(&exit).lines().count(), 26, "{}", String::from_utf8_lossy(&exit.stderr));
     sandbox.stop().await.unwrap();
 }
 
@@ -202,12 +185,7 @@ print('fds', sorted(os.listdir('/proc/self/fd')))
     let none = "0000000000000000";
     // 3 is the listing itself.
     let expected = format!("{none} {none} {none} {none} {none} 1 2\nfds ['0', '1', '2', '3']");
-    assert_eq!(
-        out(&exit),
-        expected,
-        "{}",
-        String::from_utf8_lossy(&exit.stderr)
-    );
+    assert_eq!(out(&exit), expected, "{}", String::from_utf8_lossy(&exit.stderr));
     sandbox.stop().await.unwrap();
 }
 
@@ -229,10 +207,7 @@ print([l.split(':')[0].strip() for l in open('/proc/net/dev') if ':' in l])
     );
     let mut sandbox = sandbox(Limits::default()).await;
     let exit = sandbox.exec(python(&script)).await.unwrap();
-    assert_eq!(
-        out(&exit),
-        "ENETUNREACH\nENETUNREACH\nECONNREFUSED\nno name\n['lo']"
-    );
+    assert_eq!(out(&exit), "ENETUNREACH\nENETUNREACH\nECONNREFUSED\nno name\n['lo']");
     sandbox.stop().await.unwrap();
 }
 
@@ -256,10 +231,7 @@ async fn links_in_a_workspace_name_nothing_of_the_host() {
     // Either it lands inside the sandbox's own root or it is refused; the host is not touched.
     let through_link = backend().await.create(spec).await;
     drop(through_link);
-    let spec = Spec {
-        mounts: vec![mount(work.path(), "/workspace", true)],
-        ..Spec::default()
-    };
+    let spec = Spec { mounts: vec![mount(work.path(), "/workspace", true)], ..Spec::default() };
     let mut sandbox = backend().await.create(spec).await.unwrap();
     let script = "for p in ('file', 'directory/victim', 'directory/new'):\n  \
                   try: open('/workspace/' + p, 'w').write('x')\n  \

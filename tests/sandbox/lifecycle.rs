@@ -10,18 +10,11 @@ use super::{LEGO, MIB, backend, exec, out, sandbox, shell, wait_until};
 fn processes_with(text: &str) -> Vec<i32> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-        let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-        else {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
         let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        if line
-            .split(|&byte| byte == 0)
-            .any(|argument| argument == text.as_bytes())
-        {
+        if line.split(|&byte| byte == 0).any(|argument| argument == text.as_bytes()) {
             found.push(pid);
         }
     }
@@ -46,18 +39,18 @@ fn groups_of(pid: u32) -> usize {
 
 fn children_of(pid: u32) -> Vec<i32> {
     let mut found = Vec::new();
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
-        .into_iter()
-        .flatten()
-        .flatten();
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     for task in tasks {
         let text = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
-        found.extend(
-            text.split_whitespace()
-                .map(|pid| pid.parse::<i32>().unwrap()),
-        );
+        found.extend(text.split_whitespace().map(|pid| pid.parse::<i32>().unwrap()));
     }
     found
+}
+
+fn parent_of(pid: i32) -> i32 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+    parent.unwrap().trim().parse().unwrap()
 }
 
 fn kill(pid: i32) {
@@ -83,9 +76,7 @@ fn kill_9_of_lego_leaves_no_process_and_no_group() {
     let mut lego = start_sleeper(&number);
     kill(lego.id() as i32);
     lego.wait().unwrap();
-    wait_until("the sleepers are gone", || {
-        processes_with(&number).is_empty()
-    });
+    wait_until("the sleepers are gone", || processes_with(&number).is_empty());
     wait_until("the groups are gone", || groups_of(lego.id()) == 0);
 }
 
@@ -113,23 +104,14 @@ fn a_dead_nursery_takes_nothing_along_and_a_dead_helper_its_sandbox() {
     kill(helper[0]);
     let code = lego.wait().unwrap().code();
     assert_eq!(code, Some(1), "a lost sandbox is an error");
-    wait_until("the sleepers are gone", || {
-        processes_with(&number).is_empty()
-    });
+    wait_until("the sleepers are gone", || processes_with(&number).is_empty());
 }
 
 #[tokio::test]
 async fn dropping_a_sandbox_ends_its_processes() {
     let number = format!("94{}", std::process::id());
-    let mut sandbox = sandbox(Limits {
-        memory_bytes: Some(64 * MIB),
-        ..Limits::default()
-    })
-    .await;
-    sandbox
-        .exec(shell(&format!("sleep {number} &")))
-        .await
-        .unwrap();
+    let mut sandbox = sandbox(Limits { memory_bytes: Some(64 * MIB), ..Limits::default() }).await;
+    sandbox.exec(shell(&format!("sleep {number} &"))).await.unwrap();
     wait_until("it runs", || processes_with(&number).len() == 1);
     drop(sandbox);
     wait_until("it is gone", || processes_with(&number).is_empty());
@@ -137,34 +119,23 @@ async fn dropping_a_sandbox_ends_its_processes() {
 
 #[tokio::test]
 async fn a_backend_outlives_its_nursery_and_leaves_no_mounts_and_no_groups() {
-    let mounts = || {
-        std::fs::read_to_string("/proc/self/mountinfo")
-            .unwrap()
-            .lines()
-            .count()
-    };
+    let mounts = || std::fs::read_to_string("/proc/self/mountinfo").unwrap().lines().count();
     let before = mounts();
     let backend = backend().await;
-    let spec = || Spec {
-        limits: Limits {
-            memory_bytes: Some(64 * MIB),
-            ..Limits::default()
-        },
-        ..Spec::default()
-    };
-    for round in 0..3 {
+    let spec =
+        || Spec { limits: Limits { memory_bytes: Some(64 * MIB), ..Limits::default() }, ..Spec::default() };
+    let number = format!("96{}", std::process::id());
+    for _ in 0..2 {
         let mut sandbox = backend.create(spec()).await.unwrap();
+        sandbox.exec(shell(&format!("sleep {number} &"))).await.unwrap();
+        wait_until("it runs", || processes_with(&number).len() == 1);
+        // The sleeper, pid 1, the helper, the nursery.
+        let nursery = parent_of(parent_of(parent_of(processes_with(&number)[0])));
+        kill(nursery);
         let exit = sandbox.exec(shell("echo up")).await.unwrap();
         assert_eq!(out(&exit), "up");
         sandbox.stop().await.unwrap();
-        if round == 1 {
-            // All nurseries of this test process that have no sandbox: the next create starts another.
-            for nursery in children_of(std::process::id()) {
-                if children_of(nursery as u32).is_empty() {
-                    kill(nursery);
-                }
-            }
-        }
+        assert!(processes_with(&number).is_empty());
     }
     assert_eq!(mounts(), before);
 }
@@ -173,19 +144,11 @@ async fn a_backend_outlives_its_nursery_and_leaves_no_mounts_and_no_groups() {
 async fn a_stopped_init_is_a_lost_sandbox() {
     let mut sandbox = sandbox(Limits::default()).await;
     let number = format!("95{}", std::process::id());
-    sandbox
-        .exec(shell(&format!("sleep {number} &")))
-        .await
-        .unwrap();
+    sandbox.exec(shell(&format!("sleep {number} &"))).await.unwrap();
     wait_until("it runs", || processes_with(&number).len() == 1);
     let sleeper = processes_with(&number)[0];
     // The sleeper was orphaned inside, so its parent is pid 1 there.
-    let status = std::fs::read_to_string(format!("/proc/{sleeper}/status")).unwrap();
-    let parent = status
-        .lines()
-        .find_map(|line| line.strip_prefix("PPid:"))
-        .unwrap();
-    kill(parent.trim().parse().unwrap());
+    kill(parent_of(sleeper));
     let error = sandbox.exec(exec(&["true"])).await.unwrap_err();
     assert!(matches!(error, SandboxError::Lost(_)), "{error}");
     wait_until("it is gone", || processes_with(&number).is_empty());

@@ -12,9 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lego::sandbox::{
-    Backend, Choice, Exec, Exit, Limits, Mount, Options, Sandbox, Spec, select_with,
-};
+use lego::sandbox::{Backend, Choice, Exec, Exit, Limits, Mount, Options, Sandbox, Spec, select_with};
 
 const LEGO: &str = env!("CARGO_BIN_EXE_lego");
 const MIB: u64 = 1 << 20;
@@ -24,43 +22,23 @@ async fn backend() -> Arc<dyn Backend> {
 }
 
 async fn choose(choice: Choice) -> Arc<dyn Backend> {
-    let options = Options {
-        choice,
-        allow_weak: choice == Choice::Weak,
-        binary: LEGO.into(),
-        ..Options::default()
-    };
-    select_with(&options)
-        .await
-        .expect("this machine can make sandboxes")
+    let options =
+        Options { choice, allow_weak: choice == Choice::Weak, binary: LEGO.into(), ..Options::default() };
+    select_with(&options).await.expect("this machine can make sandboxes")
 }
 
 async fn sandbox(limits: Limits) -> Box<dyn Sandbox> {
-    backend()
-        .await
-        .create(Spec {
-            limits,
-            ..Spec::default()
-        })
-        .await
-        .unwrap()
+    backend().await.create(Spec { limits, ..Spec::default() }).await.unwrap()
 }
 
 fn mount(host: &Path, inside: &str, is_writable: bool) -> Mount {
-    Mount {
-        host: host.into(),
-        inside: inside.into(),
-        is_writable,
-    }
+    Mount { host: host.into(), inside: inside.into(), is_writable }
 }
 
 fn exec(argv: &[&str]) -> Exec {
     Exec {
         argv: argv.iter().map(Into::into).collect(),
-        env: vec![
-            ("PATH".into(), "/usr/bin:/bin".into()),
-            ("HOME".into(), "/tmp".into()),
-        ],
+        env: vec![("PATH".into(), "/usr/bin:/bin".into()), ("HOME".into(), "/tmp".into())],
         cwd: "/tmp".into(),
         stdin: Vec::new(),
         max_output_bytes: 1 << 20,
@@ -84,10 +62,7 @@ fn out(exit: &Exit) -> String {
 fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let limit = std::time::Instant::now() + Duration::from_secs(60);
     while !condition() {
-        assert!(
-            std::time::Instant::now() < limit,
-            "still waiting until {what}"
-        );
+        assert!(std::time::Instant::now() < limit, "still waiting until {what}");
         std::thread::yield_now();
     }
 }

@@ -21,11 +21,7 @@ impl User {
         }
         let directory = tempfile::tempdir().unwrap();
         let user = Self { directory };
-        std::fs::set_permissions(
-            user.directory.path(),
-            std::fs::Permissions::from_mode(0o755),
-        )
-        .unwrap();
+        std::fs::set_permissions(user.directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         std::fs::copy(LEGO, user.binary()).unwrap();
         let work = user.work();
         std::fs::create_dir(&work).unwrap();
@@ -60,26 +56,13 @@ fn an_ordinary_user_gets_the_same_sandbox() {
     let mount = format!("{}:/workspace:rw", user.work().display());
     let script = "id -u; echo made > /workspace/made; cat /proc/self/status | grep -E 'CapEff|Seccomp:'; \
                   ls / ; unshare -U true 2>/dev/null && echo nested; exit 5";
-    let arguments = [
-        "sandbox", "run", "--mount", &mount, "--", "/bin/sh", "-c", script,
-    ];
+    let arguments = ["sandbox", "run", "--mount", &mount, "--", "/bin/sh", "-c", script];
     let output = user.run(&arguments);
     let text = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(
-        output.status.code(),
-        Some(5),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    assert!(
-        text.starts_with("0\nCapEff:\t0000000000000000\nSeccomp:\t2\n"),
-        "{text}"
-    );
+    assert_eq!(output.status.code(), Some(5), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.starts_with("0\nCapEff:\t0000000000000000\nSeccomp:\t2\n"), "{text}");
     assert!(!text.contains("nested") && !text.contains("home"), "{text}");
-    assert_eq!(
-        std::fs::read_to_string(user.work().join("made")).unwrap(),
-        "made\n"
-    );
+    assert_eq!(std::fs::read_to_string(user.work().join("made")).unwrap(), "made\n");
 }
 
 #[test]
@@ -87,36 +70,15 @@ fn without_control_groups_memory_is_watched_and_processes_are_limited() {
     let Some(user) = User::new() else { return };
     // Eight processes, each under the limit of a single one.
     let script = "import os, time\nfor i in range(8):\n  if os.fork() == 0: break\nx = b'x' * (60 << 20)\ntime.sleep(100)";
-    let arguments = [
-        "sandbox",
-        "run",
-        "--memory",
-        "200",
-        "--",
-        "/usr/bin/python3",
-        "-c",
-        script,
-    ];
+    let arguments = ["sandbox", "run", "--memory", "200", "--", "/usr/bin/python3", "-c", script];
     let output = user.run(&arguments);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(137), "{errors}");
     assert!(errors.contains("out of memory"), "{errors}");
     let script = "import os, time\nn = 0\ntry:\n  while n < 500:\n    if os.fork() == 0: time.sleep(100)\n    n += 1\nexcept OSError: print(n)";
-    let arguments = [
-        "sandbox",
-        "run",
-        "--processes",
-        "30",
-        "--",
-        "/usr/bin/python3",
-        "-c",
-        script,
-    ];
+    let arguments = ["sandbox", "run", "--processes", "30", "--", "/usr/bin/python3", "-c", script];
     let output = user.run(&arguments);
-    let count: u32 = String::from_utf8_lossy(&output.stdout)
-        .trim()
-        .parse()
-        .unwrap();
+    let count: u32 = String::from_utf8_lossy(&output.stdout).trim().parse().unwrap();
     assert!((20..=30).contains(&count), "{count}");
 }
 
@@ -145,8 +107,5 @@ fn the_weak_sandbox_works_for_an_ordinary_user() {
     assert!(errors.contains("weak sandbox"), "{errors}");
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(text.trim(), user.work().display().to_string());
-    assert_eq!(
-        std::fs::read_to_string(user.work().join("made")).unwrap(),
-        "made\n"
-    );
+    assert_eq!(std::fs::read_to_string(user.work().join("made")).unwrap(), "made\n");
 }

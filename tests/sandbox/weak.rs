@@ -7,11 +7,7 @@ use super::{LEGO, choose, exec, mount, out, python, shell};
 
 #[tokio::test]
 async fn it_is_only_used_when_it_is_allowed() {
-    let options = Options {
-        choice: Choice::Weak,
-        binary: LEGO.into(),
-        ..Options::default()
-    };
+    let options = Options { choice: Choice::Weak, binary: LEGO.into(), ..Options::default() };
     let error = select_with(&options).await.err().unwrap();
     assert!(matches!(&error, SandboxError::Unsupported { .. }));
     assert!(error.to_string().contains("--weak-sandbox"), "{error}");
@@ -66,9 +62,7 @@ print(subprocess.run(['true']).returncode)
         pid = std::process::id(),
     );
     let mut program = python(&script);
-    program
-        .argv
-        .extend(["127.0.0.1:18080".into(), "/workspace/made".into()]);
+    program.argv.extend(["127.0.0.1:18080".into(), "/workspace/made".into()]);
     program.cwd = "/workspace".into();
     let exit = sandbox.exec(program).await.unwrap();
     assert_eq!(
@@ -87,9 +81,7 @@ async fn everything_that_was_started_can_be_ended() {
     let backend = choose(Choice::Weak).await;
     let mut sandbox = backend.create(Spec::default()).await.unwrap();
     let exit = sandbox
-        .exec(shell(
-            "(setsid sh -c 'echo $$; exec sleep 1000 > /dev/null' &) | head -1",
-        ))
+        .exec(shell("(setsid sh -c 'echo $$; exec sleep 1000 > /dev/null' &) | head -1"))
         .await
         .unwrap();
     let pid: i32 = out(&exit).parse().unwrap();
@@ -98,9 +90,6 @@ async fn everything_that_was_started_can_be_ended() {
     sandbox.kill_all().await.unwrap();
     // SAFETY: signal 0 only asks.
     assert_ne!(unsafe { libc::kill(pid, 0) }, 0);
-    assert_eq!(
-        sandbox.exec(exec(&["true"])).await.unwrap().evidence.code,
-        Some(0)
-    );
+    assert_eq!(sandbox.exec(exec(&["true"])).await.unwrap().evidence.code, Some(0));
     sandbox.stop().await.unwrap();
 }

@@ -3,7 +3,8 @@
 #
 #     models/lego-tiny/recipe/make.sh [OUTPUT_DIR]
 #
-# Needs cargo and python3. Without OUTPUT_DIR it writes models/lego-tiny itself.
+# Needs cargo and python3. Without OUTPUT_DIR it writes models/lego-tiny itself. The committed weights took 8 minutes
+# for stage A and 4 for stage B on two cores busy with other work, at 6,000 and 10,600 tokens a second.
 set -eu
 recipe=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$recipe/../../.." && pwd)

@@ -53,10 +53,7 @@ fn open(dir: &Path, faults: &Arc<Faults>) -> Writer {
     let faults = Arc::clone(faults);
     let create = move |path: &Path| -> io::Result<Box<dyn Disk>> {
         let file = OpenOptions::new().write(true).create_new(true).open(path)?;
-        Ok(Box::new(FaultyDisk {
-            file,
-            faults: Arc::clone(&faults),
-        }))
+        Ok(Box::new(FaultyDisk { file, faults: Arc::clone(&faults) }))
     };
     Writer::open_on(dir, WriterOptions::default(), Box::new(create)).expect("free folder")
 }
@@ -97,11 +94,7 @@ async fn a_full_disk_refuses_and_resumes_when_there_is_room() {
         }
     }
     assert!(!acknowledged.is_empty());
-    assert_eq!(
-        stored(dir.path()),
-        acknowledged,
-        "what was refused is not there in part"
-    );
+    assert_eq!(stored(dir.path()), acknowledged, "what was refused is not there in part");
     faults.room.store(u64::MAX, Ordering::SeqCst);
     writer.append(vec![call(1000)]).await.expect("room again");
     acknowledged.push(1000);
@@ -144,10 +137,5 @@ async fn parquet_that_cannot_be_written_leaves_the_journal_readable() {
     let again = Writer::open(dir.path(), WriterOptions::default()).expect("free folder");
     assert_eq!(again.close().await.left_in_journal, [] as [String; 0]);
     assert_eq!(stored(dir.path()), [1]);
-    assert_eq!(
-        std::fs::read_dir(dir.path().join("journal"))
-            .expect("folder")
-            .count(),
-        0
-    );
+    assert_eq!(std::fs::read_dir(dir.path().join("journal")).expect("folder").count(), 0);
 }

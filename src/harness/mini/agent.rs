@@ -63,9 +63,8 @@ impl Agent {
     /// # Errors
     /// [`AgentError::Workspace`] when it cannot be read.
     pub fn new(options: AgentOptions, client: Client) -> Result<Self, AgentError> {
-        let (tools, first) =
-            Tools::new(&options.workspace, &options.statement, options.tests.clone())
-                .map_err(|cause| AgentError::Workspace { path: options.workspace.clone(), cause })?;
+        let (tools, first) = Tools::new(&options.workspace, &options.statement, options.tests.clone())
+            .map_err(|cause| AgentError::Workspace { path: options.workspace.clone(), cause })?;
         let messages = vec![json!({"role": "user", "content": first})];
         Ok(Self { options, client, tools, messages })
     }
@@ -108,10 +107,9 @@ impl Agent {
         let calls = message.tool_calls.as_deref().unwrap_or_default();
         for call in calls {
             let answer = self.tools.call(&call.function.name, &call.function.arguments);
-            let answer = answer.await.map_err(|cause| AgentError::Workspace {
-                path: self.options.workspace.clone(),
-                cause,
-            })?;
+            let answer = answer
+                .await
+                .map_err(|cause| AgentError::Workspace { path: self.options.workspace.clone(), cause })?;
             let Answer::Text(text) = answer else {
                 return Ok(true);
             };

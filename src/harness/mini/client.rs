@@ -68,8 +68,7 @@ impl Message {
             message["tool_calls"] = calls
                 .iter()
                 .map(|call| {
-                    let function =
-                        json!({"name": call.function.name, "arguments": call.function.arguments});
+                    let function = json!({"name": call.function.name, "arguments": call.function.arguments});
                     json!({"id": call.id, "type": "function", "function": function})
                 })
                 .collect();
@@ -126,16 +125,14 @@ impl Client {
 
     async fn try_once(&self, body: Bytes) -> Result<Message, ClientError> {
         let exchange = tokio::time::timeout(self.timeout, self.exchange(body));
-        let (status, body) = exchange
-            .await
-            .map_err(|_| self.unreachable(format!("timed out after {:?}", self.timeout)))??;
+        let (status, body) =
+            exchange.await.map_err(|_| self.unreachable(format!("timed out after {:?}", self.timeout)))??;
         if !status.is_success() {
             let body = String::from_utf8_lossy(&body).chars().take(500).collect();
             return Err(ClientError::Status { url: self.url.to_string(), status, body });
         }
         let reply = |cause: String| ClientError::Reply { url: self.url.to_string(), cause };
-        let parsed: Reply =
-            serde_json::from_slice(&body).map_err(|error| reply(error.to_string()))?;
+        let parsed: Reply = serde_json::from_slice(&body).map_err(|error| reply(error.to_string()))?;
         let choice = parsed.choices.into_iter().next();
         choice.map(|choice| choice.message).ok_or_else(|| reply("no choices".to_owned()))
     }
@@ -145,9 +142,8 @@ impl Client {
         let host = self.url.host().unwrap_or_default();
         let address = (host.trim_matches(['[', ']']), self.url.port_u16().unwrap_or(80));
         let stream = tokio::net::TcpStream::connect(address).await.map_err(|e| failed(&e))?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(|e| failed(&e))?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| failed(&e))?;
         let request = Request::builder()
             .method(Method::POST)
             .uri(self.url.path_and_query().map_or("/", |path| path.as_str()))

@@ -16,7 +16,8 @@ pub struct Subject {
 pub fn find_subject(workspace: &Path, statement: &str) -> Option<Subject> {
     let words: Vec<&str> = statement
         .split_whitespace()
-        .map(|word| word.trim_matches(|c: char| !c.is_alphanumeric() && c != '_'))
+        .map(|word| word.trim_end_matches(|c: char| !c.is_alphanumeric() && c != '_'))
+        .map(|word| word.trim_start_matches(['`', '"', '\'', '(', '[', '*']))
         .filter(|word| !word.is_empty())
         .collect();
     let file = words.iter().find(|word| is_file_of(workspace, word))?;
@@ -29,8 +30,7 @@ pub fn find_subject(workspace: &Path, statement: &str) -> Option<Subject> {
 /// Is this a relative path, without `..`, of a regular file of the workspace?
 #[must_use]
 pub fn is_file_of(workspace: &Path, path: &str) -> bool {
-    let is_inside =
-        Path::new(path).components().all(|part| matches!(part, std::path::Component::Normal(_)));
+    let is_inside = Path::new(path).components().all(|part| matches!(part, std::path::Component::Normal(_)));
     let meta = workspace.join(path).symlink_metadata();
     is_inside && !path.is_empty() && meta.is_ok_and(|meta| meta.is_file())
 }

@@ -70,11 +70,7 @@ impl Harness for Mini {
             ("OPENAI_API_KEY", PLACEHOLDER_KEY),
         ];
         Launch {
-            mounts: vec![Mount {
-                host: self.binary.clone(),
-                inside: BINARY.into(),
-                is_writable: false,
-            }],
+            mounts: vec![Mount { host: self.binary.clone(), inside: BINARY.into(), is_writable: false }],
             exec: Exec {
                 argv,
                 env: env.into_iter().map(|(key, value)| (key.into(), value.into())).collect(),

@@ -100,7 +100,12 @@ impl Tools {
             }})
         };
         json!([
-            tool("view", "Show numbered lines of a file.", json!({"file": file, "start": line, "end": line}), json!([])),
+            tool(
+                "view",
+                "Show numbered lines of a file.",
+                json!({"file": file, "start": line, "end": line}),
+                json!([])
+            ),
             tool(
                 "edit",
                 "Replace one line (its indentation is kept) and run the tests. An edit that fails them is undone.",

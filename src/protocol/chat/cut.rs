@@ -24,6 +24,8 @@ pub struct Cut {
     pub prompt_token_ids: Option<Unasked>,
     pub logprobs: Option<Unasked>,
     pub weight_versions: Option<Unasked>,
+    /// The engine sends a chunk with an empty text only for its ids.
+    pub empty_text: bool,
     /// `usage` of a stream.
     pub usage: bool,
     /// Reasoning that the client did not want.
@@ -118,7 +120,12 @@ fn cut_choice(text: &[u8], at: usize, cut: &Cut, edits: &mut Vec<Edit>) -> Resul
                 };
                 lost_reasoning = fields.iter().any(|field| is_reasoning(field) && !is_null(text, field));
                 json::remove_members(&fields, edits, is_reasoning);
-                is_delta_empty = name == "delta" && fields.iter().all(is_reasoning);
+                let is_nothing = |field: &Member| {
+                    let is_empty_text =
+                        cut.empty_text && named(text, field) == "content" && field.text(text) == b"\"\"";
+                    is_reasoning(field) || is_empty_text
+                };
+                is_delta_empty = name == "delta" && fields.iter().all(is_nothing);
             }
             _ => {}
         }
@@ -190,7 +197,9 @@ mod tests {
 
     #[test]
     fn cutting_a_stream_equals_deleting_from_the_parsed_stream() {
-        for name in ["vllm_chat_stream.sse", "vllm_chat_tools_stream.sse", "openai_chat_stream_nologprobs.sse"] {
+        for name in
+            ["vllm_chat_stream.sse", "vllm_chat_tools_stream.sse", "openai_chat_stream_nologprobs.sse"]
+        {
             let mut kept = 0;
             for text in events(name).iter().filter(|text| *text != "[DONE]") {
                 let result = cut(text.as_bytes(), &all(Unasked::Absent)).expect("chunk");
@@ -246,7 +255,8 @@ mod tests {
             String::from_utf8(json::apply(text, &result.edits)).expect("text"),
             r#"{"model":"gpt-x","choices":[{"index":0,"delta":{"content":"a"}}]}"#
         );
-        let only = br#"{"model":"lego","choices":[{"index":0,"delta":{"reasoning":"hm"},"finish_reason":null}]}"#;
+        let only =
+            br#"{"model":"lego","choices":[{"index":0,"delta":{"reasoning":"hm"},"finish_reason":null}]}"#;
         assert!(cut(only, &wanted).expect("chunk").is_dropped);
     }
 }

@@ -341,7 +341,8 @@ mod tests {
     #[test]
     fn a_log_prob_is_the_nearest_f32_to_its_text() {
         for value in [-1e-40_f32, -0.1, -1.175_494_4e-38, -0.0, -13.815_511] {
-            let text = format!("{{\"choices\":[{{\"logprobs\":{{\"content\":[{{\"logprob\":{value:?}}}]}}}}]}}");
+            let text =
+                format!("{{\"choices\":[{{\"logprobs\":{{\"content\":[{{\"logprob\":{value:?}}}]}}}}]}}");
             let mut reply = Reply::default();
             reply.feed(text.as_bytes()).expect("readable");
             let read = reply.choices[&0].logprobs.as_ref().expect("logprobs")[0];

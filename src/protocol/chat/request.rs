@@ -61,7 +61,9 @@ impl Request {
         if !has_messages {
             return Err(RequestError::NoMessages);
         }
-        let Some(Value::String(model)) = get("model") else { return Err(RequestError::NoModel) };
+        let Some(Value::String(model)) = get("model") else {
+            return Err(RequestError::NoModel);
+        };
         let is_plain_text = match get("response_format") {
             None | Some(Value::Null) => true,
             Some(format) => format["type"] == "text",
@@ -70,9 +72,10 @@ impl Request {
             None | Some(Value::Null) => true,
             Some(choice) => choice == "auto" || choice == "none",
         };
-        let has_grammar = ["structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"]
-            .iter()
-            .any(|name| get(name).is_some_and(|value| !value.is_null()));
+        let has_grammar =
+            ["structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"]
+                .iter()
+                .any(|name| get(name).is_some_and(|value| !value.is_null()));
         Ok(Self {
             model,
             is_stream: is_true("stream"),
@@ -111,7 +114,9 @@ impl Request {
     /// The texts of the messages, in order.
     #[must_use]
     pub fn messages(&self) -> Vec<&[u8]> {
-        let Some(member) = json::find(&self.body, &self.members, "messages") else { return Vec::new() };
+        let Some(member) = json::find(&self.body, &self.members, "messages") else {
+            return Vec::new();
+        };
         let spans = json::elements(&self.body, member.value.start).unwrap_or_default();
         spans.into_iter().map(|span| &self.body[span]).collect()
     }
@@ -130,11 +135,7 @@ impl Request {
 ///
 /// # Errors
 /// [`json::ScanError`] if `text` is not an object.
-pub fn set_members(
-    text: &[u8],
-    set: &[(&str, String)],
-    remove: &[&str],
-) -> Result<Vec<u8>, json::ScanError> {
+pub fn set_members(text: &[u8], set: &[(&str, String)], remove: &[&str]) -> Result<Vec<u8>, json::ScanError> {
     let members = json::members(text, 0)?;
     let is_removed = |member: &Member| remove.iter().any(|name| member.is_named(text, name));
     let mut edits = Vec::new();

@@ -33,9 +33,7 @@ pub(super) fn add(calls: &mut Vec<ToolCall>, fragment: Fragment) {
     let id = fragment.id.filter(|id| !id.trim().is_empty());
     let function = fragment.function.unwrap_or_default();
     let name = function.name.filter(|name| !name.is_empty());
-    let by_index = fragment
-        .index
-        .and_then(|index| calls.iter().rposition(|call| call.index == Some(index)));
+    let by_index = fragment.index.and_then(|index| calls.iter().rposition(|call| call.index == Some(index)));
     let at = match &id {
         Some(id) => calls.iter().rposition(|call| &call.id == id),
         None => match (by_index, &name) {

@@ -63,14 +63,9 @@ impl Cgroups {
     /// For people: what is missing.
     pub fn find(prefix: String) -> Result<Self, String> {
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
-        let place = find_v1(&own).or_else(|v1| {
-            find_v2(&own).map_err(|v2| format!("version 1: {v1}; version 2: {v2}"))
-        })?;
-        let cgroups = Self {
-            place,
-            prefix,
-            next: AtomicU64::new(0),
-        };
+        let place = find_v1(&own)
+            .or_else(|v1| find_v2(&own).map_err(|v2| format!("version 1: {v1}; version 2: {v2}")))?;
+        let cgroups = Self { place, prefix, next: AtomicU64::new(0) };
         for parent in cgroups.parents() {
             sweep(&parent);
         }
@@ -100,22 +95,10 @@ impl Cgroups {
     /// # Errors
     /// The directory or a limit cannot be made; nothing is left behind.
     pub fn create(&self, memory: Option<u64>, processes: Option<u64>) -> io::Result<Group> {
-        let name = format!(
-            "{}{}",
-            self.prefix,
-            self.next.fetch_add(1, Ordering::Relaxed)
-        );
-        let directories: Vec<_> = self
-            .parents()
-            .iter()
-            .map(|parent| parent.join(&name))
-            .collect();
+        let name = format!("{}{}", self.prefix, self.next.fetch_add(1, Ordering::Relaxed));
+        let directories: Vec<_> = self.parents().iter().map(|parent| parent.join(&name)).collect();
         let is_v2 = matches!(self.place, Place::V2 { .. });
-        let group = Group {
-            directories,
-            is_v2,
-            memory_limit: memory,
-        };
+        let group = Group { directories, is_v2, memory_limit: memory };
         let result = group.set_up(memory, processes);
         if result.is_err() {
             // The error that counts is the first one; a half-made group is empty and goes.
@@ -176,15 +159,9 @@ impl Group {
         let memory = &self.directories[0];
         if self.is_v2 {
             let events = memory.join("memory.events");
-            Counters {
-                oom_kills: keyed(&events, "oom_kill"),
-                limit_hits: keyed(&events, "oom"),
-            }
+            Counters { oom_kills: keyed(&events, "oom_kill"), limit_hits: keyed(&events, "oom") }
         } else {
-            Counters {
-                oom_kills: keyed(&memory.join("memory.oom_control"), "oom_kill"),
-                limit_hits: 0,
-            }
+            Counters { oom_kills: keyed(&memory.join("memory.oom_control"), "oom_kill"), limit_hits: 0 }
         }
     }
 
@@ -196,30 +173,14 @@ impl Group {
             None => false,
             Some(_) if self.is_v2 => now.limit_hits > before.limit_hits,
             // Version 1 has no dependable count of hits. A group whose peak is its limit ran into it.
-            Some(limit) => self
-                .peak()
-                .is_some_and(|peak| peak.saturating_add(CHARGE_BYTES) >= limit),
+            Some(limit) => self.peak().is_some_and(|peak| peak.saturating_add(CHARGE_BYTES) >= limit),
         };
-        if is_at_limit {
-            Kills {
-                own: kills,
-                host: 0,
-            }
-        } else {
-            Kills {
-                own: 0,
-                host: kills,
-            }
-        }
+        if is_at_limit { Kills { own: kills, host: 0 } } else { Kills { own: 0, host: kills } }
     }
 
     /// Most memory that the group has held, bytes, since it was made.
     pub fn peak(&self) -> Option<u64> {
-        let file = if self.is_v2 {
-            "memory.peak"
-        } else {
-            "memory.max_usage_in_bytes"
-        };
+        let file = if self.is_v2 { "memory.peak" } else { "memory.max_usage_in_bytes" };
         number(&self.directories[0].join(file))
     }
 
@@ -251,13 +212,7 @@ fn number(path: &Path) -> Option<u64> {
 
 fn keyed(path: &Path, key: &str) -> u64 {
     let text = fs::read_to_string(path).unwrap_or_default();
-    let value = |line: &str| {
-        line.strip_prefix(key)?
-            .strip_prefix(' ')?
-            .trim()
-            .parse()
-            .ok()
-    };
+    let value = |line: &str| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok();
     text.lines().find_map(value).unwrap_or(0)
 }
 
@@ -269,10 +224,7 @@ fn find_v1(own: &str) -> Result<Place, String> {
             .find_map(|line| {
                 let (_, rest) = line.split_once(':')?;
                 let (controllers, path) = rest.split_once(':')?;
-                controllers
-                    .split(',')
-                    .any(|controller| controller == name)
-                    .then_some(path)
+                controllers.split(',').any(|controller| controller == name).then_some(path)
             })
             .ok_or_else(|| format!("no {name} controller"))?;
         let mount = Path::new(ROOT).join(name);
@@ -283,18 +235,12 @@ fn find_v1(own: &str) -> Result<Place, String> {
             .ok_or_else(|| format!("no {name} hierarchy under {ROOT}"))
             .and_then(|directory| writable(&directory).map(|()| directory))
     };
-    Ok(Place::V1 {
-        memory: controller("memory")?,
-        pids: controller("pids")?,
-    })
+    Ok(Place::V1 { memory: controller("memory")?, pids: controller("pids")? })
 }
 
 /// The delegated subtree of version 2. lego itself moves to a leaf, since only leaves may hold processes.
 fn find_v2(own: &str) -> Result<Place, String> {
-    let path = own
-        .lines()
-        .find_map(|line| line.strip_prefix("0::/"))
-        .ok_or("not in a group")?;
+    let path = own.lines().find_map(|line| line.strip_prefix("0::/")).ok_or("not in a group")?;
     let mut parent = Path::new(ROOT).join(path);
     if !parent.join("cgroup.controllers").exists() {
         return Err(format!("{} is not of version 2", parent.display()));
@@ -305,10 +251,7 @@ fn find_v2(own: &str) -> Result<Place, String> {
     let have = fs::read_to_string(parent.join("cgroup.controllers")).map_err(|e| e.to_string())?;
     for controller in ["memory", "pids"] {
         if !have.split_whitespace().any(|name| name == controller) {
-            return Err(format!(
-                "no {controller} controller in {}",
-                parent.display()
-            ));
+            return Err(format!("no {controller} controller in {}", parent.display()));
         }
     }
     writable(&parent)?;
@@ -342,12 +285,7 @@ pub fn own_prefix() -> String {
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold anything; field 22 is the 20th after it.
-    stat.rsplit_once(')')?
-        .1
-        .split_whitespace()
-        .nth(19)?
-        .parse()
-        .ok()
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// Ends and removes what legos that are dead have left in `parent`.
@@ -355,10 +293,7 @@ fn sweep(parent: &Path) {
     for name in group_names(parent) {
         let owner = name.strip_prefix(PREFIX).and_then(|rest| {
             let mut parts = rest.split('-');
-            Some((
-                parts.next()?.parse::<u32>().ok()?,
-                parts.next()?.parse::<u64>().ok()?,
-            ))
+            Some((parts.next()?.parse::<u32>().ok()?, parts.next()?.parse::<u64>().ok()?))
         });
         if let Some((pid, start)) = owner
             && start_time(pid) != Some(start)
@@ -382,10 +317,7 @@ pub fn remove_with_prefix(parent: &Path, prefix: &str) {
 fn end(group: &Path) {
     const ROUNDS: u32 = 200;
     for _ in 0..ROUNDS {
-        for pid in fs::read_to_string(group.join("cgroup.procs"))
-            .unwrap_or_default()
-            .lines()
-        {
+        for pid in fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default().lines() {
             if let Ok(pid) = pid.parse::<libc::pid_t>() {
                 // SAFETY: plain numbers; the process is in a group that a dead lego made for its sandbox.
                 unsafe { libc::kill(pid, libc::SIGKILL) };

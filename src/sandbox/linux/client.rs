@@ -41,11 +41,7 @@ pub struct Started {
 impl Client {
     /// `binary` is lego itself, which becomes the nursery by [`INIT_ARGUMENT`].
     pub fn new(binary: PathBuf, setup: Nursery) -> Self {
-        Self {
-            binary,
-            setup,
-            running: Mutex::new(None),
-        }
+        Self { binary, setup, running: Mutex::new(None) }
     }
 
     /// Makes a sandbox. Blocks until it is ready.
@@ -65,10 +61,7 @@ impl Client {
             }
             Some((FromInit::Failed(failure), _)) => {
                 wait_for_end(&ours);
-                Err(SandboxError::Setup {
-                    step: failure.step,
-                    cause: failure.cause,
-                })
+                Err(SandboxError::Setup { step: failure.step, cause: failure.cause })
             }
             other => Err(SandboxError::Lost(format!(
                 "the helper ended before it was ready ({other:?}); is `{}` lego itself?",
@@ -92,11 +85,7 @@ impl Client {
             step: format!("start {} {INIT_ARGUMENT}", self.binary.display()),
             cause: error.to_string(),
         })?;
-        wire::send(
-            nursery.socket.as_fd(),
-            &Some(&self.setup),
-            &[theirs.as_fd()],
-        )?;
+        wire::send(nursery.socket.as_fd(), &Some(&self.setup), &[theirs.as_fd()])?;
         *running = Some(nursery);
         Ok(())
     }
@@ -112,19 +101,13 @@ impl Client {
             // Ctrl-C on the terminal is for lego, which then ends its sandboxes in order.
             .process_group(0)
             .spawn()?;
-        Ok(Running {
-            socket: ours,
-            process,
-        })
+        Ok(Running { socket: ours, process })
     }
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
-        let running = self
-            .running
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
+        let running = self.running.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(nursery) = running {
             nursery.end();
         }
@@ -144,23 +127,12 @@ impl Running {
 fn ready(plan: &Plan, control: OwnedFd, fds: Vec<OwnedFd>) -> Result<Started, SandboxError> {
     let mut fds = fds.into_iter();
     let is_isolated = matches!(plan.isolation, wire::Isolation::Namespaces { .. });
-    let (proc, root) = if is_isolated {
-        (fds.next(), fds.next())
-    } else {
-        (None, None)
-    };
+    let (proc, root) = if is_isolated { (fds.next(), fds.next()) } else { (None, None) };
     let listener = fds.next().map(std::net::TcpListener::from);
     if (is_isolated && root.is_none()) || plan.listen_port.is_some() != listener.is_some() {
-        return Err(SandboxError::Lost(
-            "the helper sent too few descriptors".into(),
-        ));
+        return Err(SandboxError::Lost("the helper sent too few descriptors".into()));
     }
-    Ok(Started {
-        control,
-        proc,
-        root,
-        listener,
-    })
+    Ok(Started { control, proc, root, listener })
 }
 
 /// Shuts a socket down, whoever else holds a copy of it.
@@ -182,10 +154,7 @@ pub fn wait_for_end(control: &OwnedFd) {
 
 fn set_receive_timeout(socket: &OwnedFd, timeout: Option<Duration>) -> io::Result<()> {
     let seconds = timeout.map_or(0, |timeout| timeout.as_secs());
-    let value = libc::timeval {
-        tv_sec: seconds as libc::time_t,
-        tv_usec: 0,
-    };
+    let value = libc::timeval { tv_sec: seconds as libc::time_t, tv_usec: 0 };
     // SAFETY: `value` outlives the call and its size is passed.
     sys::check(unsafe {
         libc::setsockopt(

@@ -23,9 +23,7 @@ const RANGE_LENGTH: u32 = 65536;
 const RANGES: u32 = 4096;
 
 /// Places that belong to the sandbox itself: no mount may cover them.
-const RESERVED: [&str; 8] = [
-    "/proc", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc",
-];
+const RESERVED: [&str; 8] = ["/proc", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc"];
 
 /// How to isolate, in the order of preference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,12 +74,10 @@ impl Embedded {
         if mode == Mode::Weak {
             system.shown.extend(weak::extra_system());
         }
-        let setup = cgroups
-            .as_ref()
-            .map_or_else(Nursery::default, |cgroups| Nursery {
-                prefix: cgroups.prefix().to_owned(),
-                parents: cgroups.parents(),
-            });
+        let setup = cgroups.as_ref().map_or_else(Nursery::default, |cgroups| Nursery {
+            prefix: cgroups.prefix().to_owned(),
+            parents: cgroups.parents(),
+        });
         let capabilities = capabilities(mode, cgroups.as_ref());
         let shared = Shared {
             mode,
@@ -92,9 +88,7 @@ impl Embedded {
             started: AtomicU32::new(0),
             name,
         };
-        Self {
-            shared: Arc::new(shared),
-        }
+        Self { shared: Arc::new(shared) }
     }
 }
 
@@ -116,31 +110,18 @@ impl Shared {
         let ids = match self.mode {
             Mode::Weak => return Isolation::Weak,
             Mode::Host => Ids::Host,
-            Mode::Single => Ids::Single {
-                uid: nix::unistd::geteuid().as_raw(),
-                gid: nix::unistd::getegid().as_raw(),
-            },
-            Mode::Ranges => Ids::Ranges {
-                base: FIRST_RANGE + number % RANGES * RANGE_LENGTH,
-            },
+            Mode::Single => {
+                Ids::Single { uid: nix::unistd::geteuid().as_raw(), gid: nix::unistd::getegid().as_raw() }
+            }
+            Mode::Ranges => Ids::Ranges { base: FIRST_RANGE + number % RANGES * RANGE_LENGTH },
         };
         Isolation::Namespaces { ids }
     }
 
     /// Limits that every process gets: all where there is no control group, else only what one cannot do.
     fn rlimits(&self, limits: &Limits) -> Vec<Rlimit> {
-        let mut list = vec![Rlimit {
-            resource: libc::RLIMIT_CORE,
-            soft: 0,
-            hard: 0,
-        }];
-        let mut add = |resource, soft, hard| {
-            list.push(Rlimit {
-                resource,
-                soft,
-                hard,
-            })
-        };
+        let mut list = vec![Rlimit { resource: libc::RLIMIT_CORE, soft: 0, hard: 0 }];
+        let mut add = |resource, soft, hard| list.push(Rlimit { resource, soft, hard });
         if let Some(seconds) = limits.cpu_seconds {
             // SIGXCPU at the soft limit; a SIGKILL at the hard one would look like an OOM kill.
             add(libc::RLIMIT_CPU, seconds, seconds.saturating_add(1));
@@ -150,9 +131,7 @@ impl Shared {
                 // Not the address space: WebAssembly and Go reserve far more than they use.
                 add(libc::RLIMIT_DATA, bytes, bytes);
             }
-            if let (Some(count), Enforcement::Rlimit) =
-                (limits.max_processes, self.capabilities.processes)
-            {
+            if let (Some(count), Enforcement::Rlimit) = (limits.max_processes, self.capabilities.processes) {
                 let count = count.saturating_add(1); // pid 1 counts too
                 add(libc::RLIMIT_NPROC, count, count);
             }
@@ -170,31 +149,19 @@ impl Shared {
         if limits.memory_bytes.is_none() && limits.max_processes.is_none() {
             return Ok(None);
         }
-        cgroups
-            .create(limits.memory_bytes, limits.max_processes)
-            .map(Some)
-            .map_err(|error| SandboxError::Setup {
-                step: "make a control group".into(),
-                cause: error.to_string(),
-            })
+        cgroups.create(limits.memory_bytes, limits.max_processes).map(Some).map_err(|error| {
+            SandboxError::Setup { step: "make a control group".into(), cause: error.to_string() }
+        })
     }
 
     /// Makes and starts a sandbox; blocks.
     fn start(&self, spec: &Spec) -> Result<Running, SandboxError> {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let mut plan = self.plan(spec, number)?;
-        let tmp = if self.mode == Mode::Weak {
-            Some(self.private_tmp(number, &mut plan)?)
-        } else {
-            None
-        };
+        let tmp = if self.mode == Mode::Weak { Some(self.private_tmp(number, &mut plan)?) } else { None };
         let group = self.group(&spec.limits)?;
-        let joins = group
-            .as_ref()
-            .map_or_else(|| Ok(Vec::new()), Group::open_joins);
-        let started = joins
-            .map_err(SandboxError::from)
-            .and_then(|joins| self.client.start(&plan, &joins));
+        let joins = group.as_ref().map_or_else(|| Ok(Vec::new()), Group::open_joins);
+        let started = joins.map_err(SandboxError::from).and_then(|joins| self.client.start(&plan, &joins));
         let started = match started {
             Ok(started) => started,
             Err(error) => {
@@ -206,11 +173,7 @@ impl Shared {
         };
         let translation = match self.mode {
             Mode::Weak => {
-                let actual = started
-                    .listener
-                    .as_ref()
-                    .map(|l| l.local_addr())
-                    .transpose()?;
+                let actual = started.listener.as_ref().map(|l| l.local_addr()).transpose()?;
                 let port = spec.listen_port.zip(actual.map(|address| address.port()));
                 Some(Translation::new(&plan.mounts, port))
             }
@@ -263,45 +226,25 @@ fn capabilities(mode: Mode, cgroups: Option<&Cgroups>) -> Capabilities {
     let limits = cgroups.map_or("no control groups", Cgroups::describe);
     let user = if is_root { "root" } else { "user" };
     Capabilities {
-        backend: if mode == Mode::Weak {
-            "weak"
-        } else {
-            "embedded"
-        }
-        .to_owned(),
+        backend: if mode == Mode::Weak { "weak" } else { "embedded" }.to_owned(),
         mode: format!("{user}, {}, {limits}", mode.describe()),
         memory,
         processes,
-        disk: if mode == Mode::Weak {
-            DiskLimit::None
-        } else {
-            DiskLimit::Exact
-        },
+        disk: if mode == Mode::Weak { DiskLimit::None } else { DiskLimit::Exact },
         is_isolated: mode != Mode::Weak,
     }
 }
 
 /// A mount of the spec as the plan takes it.
 fn shown(mount: &Mount) -> Result<Shown, SandboxError> {
-    let refuse = |cause: String| {
-        Err(SandboxError::Setup {
-            step: format!("mount {}", mount.inside.display()),
-            cause,
-        })
-    };
+    let refuse =
+        |cause: String| Err(SandboxError::Setup { step: format!("mount {}", mount.inside.display()), cause });
     let is_plain = mount.inside.is_absolute()
-        && mount
-            .inside
-            .components()
-            .skip(1)
-            .all(|part| matches!(part, Component::Normal(_)));
+        && mount.inside.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
     if !is_plain || mount.inside == Path::new("/") {
         return refuse("the path inside must be absolute, without `..`, and not the root".into());
     }
-    if let Some(place) = RESERVED
-        .iter()
-        .find(|place| mount.inside.starts_with(place))
-    {
+    if let Some(place) = RESERVED.iter().find(|place| mount.inside.starts_with(place)) {
         return refuse(format!("{place} belongs to the sandbox itself"));
     }
     let host: PathBuf = match std::fs::canonicalize(&mount.host) {
@@ -309,12 +252,7 @@ fn shown(mount: &Mount) -> Result<Shown, SandboxError> {
         Err(error) => return refuse(format!("{}: {error}", mount.host.display())),
     };
     let is_directory = host.is_dir();
-    Ok(Shown {
-        host,
-        inside: mount.inside.clone(),
-        is_writable: mount.is_writable,
-        is_directory,
-    })
+    Ok(Shown { host, inside: mount.inside.clone(), is_writable: mount.is_writable, is_directory })
 }
 
 #[cfg(test)]
@@ -323,40 +261,13 @@ mod tests {
 
     #[test]
     fn mounts_over_the_sandbox_itself_are_refused() {
-        for inside in [
-            "/",
-            "/proc/x",
-            "relative",
-            "/work/../etc",
-            "/usr/lib",
-            "/etc",
-        ] {
-            let mount = Mount {
-                host: "/".into(),
-                inside: inside.into(),
-                is_writable: false,
-            };
-            assert!(
-                matches!(shown(&mount), Err(SandboxError::Setup { .. })),
-                "{inside}"
-            );
+        for inside in ["/", "/proc/x", "relative", "/a/../etc", "/usr/lib", "/etc"] {
+            let mount = Mount { host: "/".into(), inside: inside.into(), is_writable: false };
+            assert!(matches!(shown(&mount), Err(SandboxError::Setup { .. })), "{inside}");
         }
-        let mount = Mount {
-            host: "/usr".into(),
-            inside: "/workspace".into(),
-            is_writable: true,
-        };
+        let mount = Mount { host: "/usr".into(), inside: "/workspace".into(), is_writable: true };
         assert!(shown(&mount).unwrap().is_directory);
-        let mount = Mount {
-            host: "/not/there".into(),
-            inside: "/workspace".into(),
-            is_writable: true,
-        };
-        assert!(
-            shown(&mount)
-                .unwrap_err()
-                .to_string()
-                .contains("/not/there")
-        );
+        let mount = Mount { host: "/not/there".into(), inside: "/workspace".into(), is_writable: true };
+        assert!(shown(&mount).unwrap_err().to_string().contains("/not/there"));
     }
 }

@@ -104,14 +104,10 @@ fn prepare_for(child: libc::pid_t, plan: &Plan, ids: Ids) -> Result<Vec<OwnedFd>
                 .iter()
                 .map(|shown| {
                     let read_only = if shown.is_writable { 0 } else { ATTR_RDONLY };
-                    let mount = sys::open_tree(&shown.host)
-                        .step(format!("open_tree {}", shown.host.display()))?;
-                    sys::set_id_map(
-                        mount.as_fd(),
-                        ATTR_NOSUID | ATTR_NODEV | read_only,
-                        namespace.as_fd(),
-                    )
-                    .step(format!("id-mapped mount of {}", shown.host.display()))?;
+                    let mount =
+                        sys::open_tree(&shown.host).step(format!("open_tree {}", shown.host.display()))?;
+                    sys::set_id_map(mount.as_fd(), ATTR_NOSUID | ATTR_NODEV | read_only, namespace.as_fd())
+                        .step(format!("id-mapped mount of {}", shown.host.display()))?;
                     Ok(mount)
                 })
                 .collect()
@@ -148,8 +144,7 @@ fn first_process(
     helper: &OwnedFd,
     socket: &OwnedFd,
 ) -> Result<(), Failure> {
-    let Some(((), id_mapped)) = wire::receive::<()>(helper.as_fd()).step("wait for the id maps")?
-    else {
+    let Some(((), id_mapped)) = wire::receive::<()>(helper.as_fd()).step("wait for the id maps")? else {
         sys::exit(1); // the helper says why
     };
     if ids != Ids::Host {
@@ -157,9 +152,7 @@ fn first_process(
     }
     sys::loopback_up().step("loopback up")?;
     let listener = plan.listen_port.map(listen).transpose()?;
-    nix::unistd::sethostname("sandbox")
-        .map_err(io::Error::from)
-        .step("host name")?;
+    nix::unistd::sethostname("sandbox").map_err(io::Error::from).step("host name")?;
     rootfs::enter(plan, id_mapped, ids != Ids::Host)?;
     // From here on nothing inside can trace us or open our descriptors, and we die with the helper.
     sys::prctl(libc::PR_SET_DUMPABLE, 0).step("dumpable")?;
@@ -170,14 +163,7 @@ fn first_process(
     fds.extend(listener.iter().map(AsFd::as_fd));
     wire::send(socket.as_fd(), &FromInit::Ready, &fds).step("send ready")?;
     drop((proc, root, listener));
-    Init {
-        jail,
-        socket,
-        live: BTreeMap::new(),
-        is_alone: true,
-    }
-    .serve()
-    .step("pid 1")
+    Init { jail, socket, live: BTreeMap::new(), is_alone: true }.serve().step("pid 1")
 }
 
 /// The weak sandbox: this process itself runs the programs, on the host's own system.
@@ -186,21 +172,12 @@ fn run_weak(plan: &Plan, mut jail: Jail, socket: &OwnedFd) -> Result<(), Failure
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1).step("subreaper")?;
     // The port inside is the host's: any free one, and lego translates.
     let listener = plan.listen_port.map(|_| listen(0)).transpose()?;
-    let address = listener
-        .as_ref()
-        .map(TcpListener::local_addr)
-        .transpose()
-        .step("listener")?;
+    let address = listener.as_ref().map(TcpListener::local_addr).transpose().step("listener")?;
     jail.landlock = Some(Rules::new(plan, address.map(|address| address.port()))?);
     let fds: Vec<_> = listener.iter().map(AsFd::as_fd).collect();
     wire::send(socket.as_fd(), &FromInit::Ready, &fds).step("send ready")?;
     drop(listener);
-    let mut init = Init {
-        jail,
-        socket,
-        live: BTreeMap::new(),
-        is_alone: false,
-    };
+    let mut init = Init { jail, socket, live: BTreeMap::new(), is_alone: false };
     let result = init.serve().step("init");
     init.kill_all().step("kill all")?;
     result
@@ -226,8 +203,7 @@ impl Init<'_> {
         let mut children = SigSet::empty();
         children.add(Signal::SIGCHLD);
         children.thread_block()?;
-        let signals =
-            SignalFd::with_flags(&children, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+        let signals = SignalFd::with_flags(&children, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         loop {
             let mut ready = [
                 PollFd::new(self.socket.as_fd(), PollFlags::POLLIN),
@@ -237,8 +213,7 @@ impl Init<'_> {
                 Err(Errno::EINTR) => continue,
                 other => other?,
             };
-            let [message, child] =
-                ready.map(|fd| fd.revents().is_some_and(|events| !events.is_empty()));
+            let [message, child] = ready.map(|fd| fd.revents().is_some_and(|events| !events.is_empty()));
             if child {
                 while signals.read_signal()?.is_some() {}
                 while self.reap(libc::WNOHANG)? {}
@@ -325,10 +300,7 @@ impl Init<'_> {
 fn kill_descendants(pid: u32) {
     let path = format!("/proc/{pid}/task/{pid}/children");
     // A process that is gone has no children left; those that it had are ours now.
-    for child in fs::read_to_string(path)
-        .unwrap_or_default()
-        .split_whitespace()
-    {
+    for child in fs::read_to_string(path).unwrap_or_default().split_whitespace() {
         let Ok(child) = child.parse::<u32>() else {
             continue;
         };

@@ -100,12 +100,7 @@ impl Rules {
         let size = if abi >= SCOPING_ABI { 24 } else { 16 };
         // SAFETY: `attributes` has the kernel's layout and outlives the call; its known size is passed.
         let ruleset = sys::check_fd(unsafe {
-            libc::syscall(
-                libc::SYS_landlock_create_ruleset,
-                &raw const attributes,
-                size,
-                0,
-            )
+            libc::syscall(libc::SYS_landlock_create_ruleset, &raw const attributes, size, 0)
         })
         .step("landlock rule set")?;
         let rules = Self { ruleset };
@@ -113,20 +108,10 @@ impl Rules {
             rules.allow_path(&shown.host, READ, shown.is_directory)?;
         }
         for shown in &plan.mounts {
-            let rights = if shown.is_writable {
-                READ | WRITE
-            } else {
-                READ
-            };
+            let rights = if shown.is_writable { READ | WRITE } else { READ };
             rules.allow_path(&shown.host, rights, shown.is_directory)?;
         }
-        for device in [
-            "/dev/null",
-            "/dev/zero",
-            "/dev/full",
-            "/dev/random",
-            "/dev/urandom",
-        ] {
+        for device in ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"] {
             rules.allow_path(Path::new(device), READ_FILE | WRITE_FILE, false)?;
         }
         if let Some(port) = port {
@@ -138,11 +123,7 @@ impl Rules {
     fn allow_path(&self, path: &Path, rights: u64, is_directory: bool) -> Result<(), Failure> {
         let parent = sys::open_path(path).step(format!("open {}", path.display()))?;
         let rule = PathBeneath {
-            allowed: if is_directory {
-                rights
-            } else {
-                rights & OF_A_FILE
-            },
+            allowed: if is_directory { rights } else { rights & OF_A_FILE },
             parent: parent.as_raw_fd(),
         };
         self.add(RULE_PATH_BENEATH, (&raw const rule).cast())
@@ -150,24 +131,14 @@ impl Rules {
     }
 
     fn allow_port(&self, port: u16) -> Result<(), Failure> {
-        let rule = NetPort {
-            allowed: CONNECT_TCP,
-            port: port.into(),
-        };
-        self.add(RULE_NET_PORT, (&raw const rule).cast())
-            .step(format!("landlock rule for port {port}"))
+        let rule = NetPort { allowed: CONNECT_TCP, port: port.into() };
+        self.add(RULE_NET_PORT, (&raw const rule).cast()).step(format!("landlock rule for port {port}"))
     }
 
     fn add(&self, kind: u32, rule: *const libc::c_void) -> io::Result<()> {
         // SAFETY: the callers pass a live structure of the kernel's layout for this kind of rule.
         sys::check(unsafe {
-            libc::syscall(
-                libc::SYS_landlock_add_rule,
-                self.ruleset.as_raw_fd(),
-                kind,
-                rule,
-                0,
-            )
+            libc::syscall(libc::SYS_landlock_add_rule, self.ruleset.as_raw_fd(), kind, rule, 0)
         })
         .map(drop)
     }
@@ -175,13 +146,7 @@ impl Rules {
     /// Puts the rules on the calling process and its children to come. Needs no_new_privs.
     pub fn apply(&self) -> io::Result<()> {
         // SAFETY: plain numbers.
-        sys::check(unsafe {
-            libc::syscall(
-                libc::SYS_landlock_restrict_self,
-                self.ruleset.as_raw_fd(),
-                0,
-            )
-        })
-        .map(drop)
+        sys::check(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, self.ruleset.as_raw_fd(), 0) })
+            .map(drop)
     }
 }

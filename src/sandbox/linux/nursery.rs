@@ -56,10 +56,7 @@ fn take_control() -> io::Result<OwnedFd> {
     }
     // SAFETY: just made.
     let control = unsafe { OwnedFd::from_raw_fd(3) };
-    let null = fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/null")?;
+    let null = fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
     for standard in [0, 1] {
         // SAFETY: plain numbers.
         sys::check(unsafe { libc::dup2(null.as_raw_fd(), standard) })?;

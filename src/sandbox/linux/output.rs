@@ -27,12 +27,7 @@ impl Output {
     /// The descriptor is no pipe.
     pub fn new(pipe: OwnedFd, limit: usize) -> io::Result<Self> {
         let pipe = Some(pipe::Receiver::from_owned_fd(pipe)?);
-        Ok(Self {
-            pipe,
-            kept: Vec::new(),
-            limit,
-            discarded: 0,
-        })
+        Ok(Self { pipe, kept: Vec::new(), limit, discarded: 0 })
     }
 
     /// Reads once. Never resolves after the end of the stream. Loses nothing when cancelled.

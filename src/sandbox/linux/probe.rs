@@ -38,13 +38,8 @@ pub async fn examine(options: &Options) -> Examination {
         if mode != Mode::Single && mode != Mode::Weak && !has_real_root() {
             continue;
         }
-        let outcome = best_of(mode, options)
-            .await
-            .map(|backend| backend.capabilities().clone());
-        attempts.push(Attempt {
-            what: mode.describe().to_owned(),
-            outcome,
-        });
+        let outcome = best_of(mode, options).await.map(|backend| backend.capabilities().clone());
+        attempts.push(Attempt { what: mode.describe().to_owned(), outcome });
     }
     let cgroups = match Cgroups::find(own_prefix()) {
         Ok(cgroups) => cgroups.describe().to_owned(),
@@ -62,11 +57,7 @@ fn modes(options: &Options) -> Vec<Mode> {
         // With all capabilities gone nothing inside could use more ids than one.
         &[Mode::Single]
     };
-    let weak: &[Mode] = if options.allow_weak {
-        &[Mode::Weak]
-    } else {
-        &[]
-    };
+    let weak: &[Mode] = if options.allow_weak { &[Mode::Weak] } else { &[] };
     match options.choice {
         Choice::Auto => [isolated, weak].concat(),
         Choice::Embedded => isolated.to_vec(),
@@ -88,15 +79,9 @@ async fn best_of(mode: Mode, options: &Options) -> Result<Embedded, SandboxError
     match attempt(&backend, options).await {
         Ok(()) => Ok(backend),
         Err(SandboxError::Setup { step, cause }) => {
-            let remedy = if mode == Mode::Weak {
-                weak_remedy()
-            } else {
-                Facts::of_this_machine().remedy(&step)
-            };
-            Err(SandboxError::Unsupported {
-                cause: format!("{step}: {cause}"),
-                remedy,
-            })
+            let remedy =
+                if mode == Mode::Weak { weak_remedy() } else { Facts::of_this_machine().remedy(&step) };
+            Err(SandboxError::Unsupported { cause: format!("{step}: {cause}"), remedy })
         }
         Err(other) => Err(other),
     }
@@ -121,13 +106,7 @@ async fn attempt(backend: &Embedded, options: &Options) -> Result<(), SandboxErr
         tmp_bytes: Some(PROBE_TMP),
         cpu_seconds: Some(10),
     };
-    let mut sandbox = backend
-        .create(Spec {
-            mounts,
-            listen_port: Some(8080),
-            limits,
-        })
-        .await?;
+    let mut sandbox = backend.create(Spec { mounts, listen_port: Some(8080), limits }).await?;
     let exec = Exec {
         argv: vec!["/bin/true".into()],
         env: Vec::new(),
@@ -190,38 +169,21 @@ impl Facts {
         vec![
             ("kernel".into(), self.kernel.clone()),
             ("user id".into(), self.user.to_string()),
-            (
-                "all capabilities of root".into(),
-                yes_or_no(has_real_root()),
-            ),
-            (
-                "inside a seccomp filter (a container?)".into(),
-                yes_or_no(self.has_filter),
-            ),
-            (
-                "user.max_user_namespaces".into(),
-                setting(&self.max_user_namespaces),
-            ),
-            (
-                "kernel.unprivileged_userns_clone".into(),
-                setting(&self.unprivileged_userns_clone),
-            ),
-            (
-                "kernel.apparmor_restrict_unprivileged_userns".into(),
-                setting(&self.apparmor_restricts),
-            ),
+            ("all capabilities of root".into(), yes_or_no(has_real_root())),
+            ("inside a seccomp filter (a container?)".into(), yes_or_no(self.has_filter)),
+            ("user.max_user_namespaces".into(), setting(&self.max_user_namespaces)),
+            ("kernel.unprivileged_userns_clone".into(), setting(&self.unprivileged_userns_clone)),
+            ("kernel.apparmor_restrict_unprivileged_userns".into(), setting(&self.apparmor_restricts)),
             (
                 "Landlock".into(),
-                landlock::abi()
-                    .map_or_else(|error| error.to_string(), |abi| format!("version {abi}")),
+                landlock::abi().map_or_else(|error| error.to_string(), |abi| format!("version {abi}")),
             ),
         ]
     }
 
     /// What to do about a step that failed.
     fn remedy(&self, step: &str) -> String {
-        const OTHER_WAYS: &str =
-            "or run lego as root, or accept less isolation with --weak-sandbox";
+        const OTHER_WAYS: &str = "or run lego as root, or accept less isolation with --weak-sandbox";
         let is_user = self.user != 0;
         let is_namespace = step.starts_with("new namespaces");
         if is_namespace && is_user && self.unprivileged_userns_clone.as_deref() == Some("0") {
@@ -244,15 +206,10 @@ impl Facts {
                  flags=(unconfined) {{ userns, }}` to /etc/apparmor.d/lego and run \
                  `sudo apparmor_parser -r /etc/apparmor.d/lego`; or run \
                  `sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0`, {OTHER_WAYS}",
-                std::env::current_exe()
-                    .unwrap_or_else(|_| "/path/to/lego".into())
-                    .display()
+                std::env::current_exe().unwrap_or_else(|_| "/path/to/lego".into()).display()
             )
         } else if step.starts_with("open_tree") || step.contains("attributes") {
-            format!(
-                "The embedded sandbox needs Linux 5.12 or later (this is {})",
-                self.kernel
-            )
+            format!("The embedded sandbox needs Linux 5.12 or later (this is {})", self.kernel)
         } else {
             "Run `lego doctor` for more, or accept less isolation with --weak-sandbox".into()
         }
@@ -268,15 +225,11 @@ fn has_real_root() -> bool {
 
 fn status(key: &str) -> Option<String> {
     let text = read("/proc/self/status")?;
-    text.lines()
-        .find_map(|line| line.strip_prefix(key))
-        .map(|value| value.trim().to_owned())
+    text.lines().find_map(|line| line.strip_prefix(key)).map(|value| value.trim().to_owned())
 }
 
 fn read(path: &str) -> Option<String> {
-    fs::read_to_string(path)
-        .ok()
-        .map(|text| text.trim().to_owned())
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
 fn yes_or_no(value: bool) -> String {
@@ -289,44 +242,25 @@ mod tests {
 
     #[test]
     fn each_known_cause_has_its_remedy() {
-        let user = Facts {
-            user: 1000,
-            ..Facts::default()
-        };
+        let user = Facts { user: 1000, ..Facts::default() };
         let off = |value: &str| Some(value.to_owned());
         let cases = [
             (
-                Facts {
-                    unprivileged_userns_clone: off("0"),
-                    ..user.clone()
-                },
+                Facts { unprivileged_userns_clone: off("0"), ..user.clone() },
                 "new namespaces",
                 "kernel.unprivileged_userns_clone=1",
             ),
             (
-                Facts {
-                    max_user_namespaces: off("0"),
-                    ..user.clone()
-                },
+                Facts { max_user_namespaces: off("0"), ..user.clone() },
                 "new namespaces",
                 "user.max_user_namespaces",
             ),
             (
-                Facts {
-                    apparmor_restricts: off("1"),
-                    ..user.clone()
-                },
+                Facts { apparmor_restricts: off("1"), ..user.clone() },
                 "write uid_map \"0 1000 1\"",
                 "apparmor_parser",
             ),
-            (
-                Facts {
-                    has_filter: true,
-                    ..user.clone()
-                },
-                "new namespaces",
-                "seccomp=unconfined",
-            ),
+            (Facts { has_filter: true, ..user.clone() }, "new namespaces", "seccomp=unconfined"),
             (user.clone(), "fsmount proc", "systempaths=unconfined"),
             (user.clone(), "open_tree /usr", "5.12"),
             (user, "something else", "--weak-sandbox"),

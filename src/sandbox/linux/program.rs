@@ -27,14 +27,11 @@ pub struct Jail {
 
 /// Runs in the forked child: becomes the program or writes into the status pipe why not.
 pub fn become_program(jail: &Jail, program: &Program, fds: &[OwnedFd]) -> ! {
-    let [stdin, stdout, stderr, status_pipe] = fds else {
-        sys::exit(127)
-    };
+    let [stdin, stdout, stderr, status_pipe] = fds else { sys::exit(127) };
     let (kind, text) = match prepare(jail, program, [stdin, stdout, stderr]) {
-        Ok((arguments, environment)) => (
-            status::EXEC,
-            execute(program, &arguments, &environment).to_string(),
-        ),
+        Ok((arguments, environment)) => {
+            (status::EXEC, execute(program, &arguments, &environment).to_string())
+        }
         Err(failure) => (status::SETUP, failure.to_string()),
     };
     report(status_pipe, kind, &text);
@@ -60,9 +57,7 @@ fn prepare(
     // SAFETY: setsid has no preconditions; it fails only for a group leader, which a new child is not.
     sys::check(unsafe { libc::setsid() }).step("setsid")?;
     for group in &jail.cgroups {
-        nix::unistd::write(group, b"0")
-            .map_err(io::Error::from)
-            .step("join the control group")?;
+        nix::unistd::write(group, b"0").map_err(io::Error::from).step("join the control group")?;
     }
     for (target, fd) in stdio.into_iter().enumerate() {
         // SAFETY: plain descriptors; 0 to 2 are /dev/null until here. `dup2` clears close-on-exec.
@@ -71,11 +66,9 @@ fn prepare(
     // SAFETY: plain numbers. Everything but the program's own three is closed by execve.
     sys::check(unsafe { libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as i32) })
         .step("close_range")?;
-    std::env::set_current_dir(&program.cwd)
-        .step(format!("working directory {}", program.cwd.display()))?;
+    std::env::set_current_dir(&program.cwd).step(format!("working directory {}", program.cwd.display()))?;
     for limit in &jail.rlimits {
-        sys::set_limit(limit.resource, limit.soft, limit.hard)
-            .step(format!("limit {}", limit.resource))?;
+        sys::set_limit(limit.resource, limit.soft, limit.hard).step(format!("limit {}", limit.resource))?;
     }
     sys::drop_capabilities().step("drop capabilities")?;
     sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1).step("no_new_privs")?;
@@ -85,17 +78,13 @@ fn prepare(
         rules.apply().step("landlock")?;
     }
     for filter in &jail.filters {
-        seccompiler::apply_filter(filter)
-            .map_err(io::Error::other)
-            .step("seccomp")?;
+        seccompiler::apply_filter(filter).map_err(io::Error::other).step("seccomp")?;
     }
     Ok((arguments, environment))
 }
 
 fn c_strings(list: &[OsString]) -> io::Result<Vec<CString>> {
-    list.iter()
-        .map(|text| sys::c_string(text.as_bytes()))
-        .collect()
+    list.iter().map(|text| sys::c_string(text.as_bytes())).collect()
 }
 
 /// A program must not inherit the init's blocked signals.
@@ -111,10 +100,7 @@ fn execute(program: &Program, arguments: &[CString], environment: &[CString]) ->
     if name.as_bytes().contains(&b'/') {
         return execve(name, arguments, environment);
     }
-    let path = program
-        .env
-        .iter()
-        .find_map(|entry| entry.as_bytes().strip_prefix(b"PATH="));
+    let path = program.env.iter().find_map(|entry| entry.as_bytes().strip_prefix(b"PATH="));
     let mut refused = io::Error::from_raw_os_error(libc::ENOENT);
     for directory in path.unwrap_or(DEFAULT_PATH).split(|&byte| byte == b':') {
         let Ok(candidate) = sys::c_string([directory, b"/", name.as_bytes()].concat()) else {

@@ -28,13 +28,8 @@ const DEVICE_LINKS: [(&str, &str); 5] = [
 const READ_ONLY_PROC: [&str; 4] = ["/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus"];
 
 /// Parts of /proc that show other tenants' or the kernel's memory.
-const HIDDEN_PROC: [&str; 5] = [
-    "/proc/kcore",
-    "/proc/kmsg",
-    "/proc/keys",
-    "/proc/timer_list",
-    "/proc/sched_debug",
-];
+const HIDDEN_PROC: [&str; 5] =
+    ["/proc/kcore", "/proc/kmsg", "/proc/keys", "/proc/timer_list", "/proc/sched_debug"];
 
 /// Inodes of the tmpfs for each MiB of it: as many as mkfs.ext4 would give to small files.
 const INODES_PER_MIB: u64 = 256;
@@ -52,41 +47,25 @@ struct Pending {
 
 impl Pending {
     fn bind(shown: &Shown) -> Result<Self, Failure> {
-        let mount = sys::bind(&shown.host, !shown.is_writable)
-            .step(format!("bind {}", shown.host.display()))?;
+        let mount =
+            sys::bind(&shown.host, !shown.is_writable).step(format!("bind {}", shown.host.display()))?;
         Ok(Self::new(shown, mount))
     }
 
     fn new(shown: &Shown, mount: OwnedFd) -> Self {
-        Self {
-            target: shown.inside.clone(),
-            mount,
-            is_directory: shown.is_directory,
-        }
+        Self { target: shown.inside.clone(), mount, is_directory: shown.is_directory }
     }
 }
 
 /// Builds the root of `plan` and moves into it. `id_mapped` are the plan's mounts where another process
 /// had to make them; empty: they are made here.
-pub fn enter(
-    plan: &Plan,
-    id_mapped: Vec<OwnedFd>,
-    has_user_namespace: bool,
-) -> Result<(), Failure> {
+pub fn enter(plan: &Plan, id_mapped: Vec<OwnedFd>, has_user_namespace: bool) -> Result<(), Failure> {
     sys::make_mounts_private().step("make mounts private")?;
     let root = root_tmpfs(plan.tmp_bytes)?;
-    let mut pending = plan
-        .system
-        .iter()
-        .map(Pending::bind)
-        .collect::<Result<Vec<_>, _>>()?;
+    let mut pending = plan.system.iter().map(Pending::bind).collect::<Result<Vec<_>, _>>()?;
     // A new /proc needs a fully visible one in sight, so it is made before the old root goes.
     let proc = sys::new_filesystem("proc", &[], ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC)?;
-    pending.push(Pending {
-        target: "/proc".into(),
-        mount: proc,
-        is_directory: true,
-    });
+    pending.push(Pending { target: "/proc".into(), mount: proc, is_directory: true });
     for name in DEVICES {
         pending.push(device(name)?);
     }
@@ -96,12 +75,7 @@ pub fn enter(
             pending.push(Pending::bind(shown)?);
         }
     } else {
-        pending.extend(
-            plan.mounts
-                .iter()
-                .zip(id_mapped)
-                .map(|(shown, mount)| Pending::new(shown, mount)),
-        );
+        pending.extend(plan.mounts.iter().zip(id_mapped).map(|(shown, mount)| Pending::new(shown, mount)));
     }
 
     // Any directory can carry the new root; this one is sure to exist.
@@ -133,17 +107,11 @@ pub fn enter(
 fn root_tmpfs(tmp_bytes: Option<u64>) -> Result<OwnedFd, Failure> {
     let mut options = vec![("mode", "755".to_owned())];
     if let Some(bytes) = tmp_bytes {
-        let inodes = bytes
-            .div_ceil(MIB)
-            .saturating_mul(INODES_PER_MIB)
-            .saturating_add(OWN_INODES);
+        let inodes = bytes.div_ceil(MIB).saturating_mul(INODES_PER_MIB).saturating_add(OWN_INODES);
         options.push(("size", bytes.saturating_add(OWN_TMPFS_BYTES).to_string()));
         options.push(("nr_inodes", inodes.to_string()));
     }
-    let options: Vec<(&str, &str)> = options
-        .iter()
-        .map(|(key, value)| (*key, value.as_str()))
-        .collect();
+    let options: Vec<(&str, &str)> = options.iter().map(|(key, value)| (*key, value.as_str())).collect();
     sys::new_filesystem("tmpfs", &options, ATTR_NOSUID | ATTR_NODEV)
 }
 
@@ -166,21 +134,13 @@ fn device(name: &str) -> Result<Pending, Failure> {
     let mount = sys::open_tree(&target).step(format!("open_tree {}", target.display()))?;
     sys::set_attributes(sys::as_fd(&mount), ATTR_NOSUID | ATTR_NOEXEC, 0, true)
         .step(format!("attributes of {}", target.display()))?;
-    Ok(Pending {
-        target,
-        mount,
-        is_directory: false,
-    })
+    Ok(Pending { target, mount, is_directory: false })
 }
 
 fn terminals() -> Result<Pending, Failure> {
     let options = [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "620")];
     let mount = sys::new_filesystem("devpts", &options, ATTR_NOSUID | ATTR_NOEXEC)?;
-    Ok(Pending {
-        target: "/dev/pts".into(),
-        mount,
-        is_directory: true,
-    })
+    Ok(Pending { target: "/dev/pts".into(), mount, is_directory: true })
 }
 
 /// Makes the mount point and attaches.

@@ -47,16 +47,8 @@ struct Ended {
 
 impl<'a> Run<'a> {
     /// Sends the program to the init.
-    pub async fn start(
-        parts: &'a Parts,
-        id: u64,
-        kill_id: u64,
-        exec: Exec,
-    ) -> Result<Run<'a>, SandboxError> {
-        let name = exec
-            .argv
-            .first()
-            .map_or_else(String::new, |name| name.to_string_lossy().into());
+    pub async fn start(parts: &'a Parts, id: u64, kill_id: u64, exec: Exec) -> Result<Run<'a>, SandboxError> {
+        let name = exec.argv.first().map_or_else(String::new, |name| name.to_string_lossy().into());
         let program = program(parts.translation.as_ref(), id, &exec);
         let (stdin_read, stdin) = standard_input(exec.stdin)?;
         let (stdout, stdout_write) = sys::pipe()?;
@@ -97,8 +89,7 @@ impl<'a> Run<'a> {
         let mut watch = tokio::time::interval(watcher::PERIOD);
         watch.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let is_watched = matches!(self.parts.limiter, Limiter::Watch { .. });
-        let (mut ended, mut timed_out, mut is_over_limit, mut all_dead) =
-            (None, false, false, false);
+        let (mut ended, mut timed_out, mut is_over_limit, mut all_dead) = (None, false, false, false);
         let mut stdin = self.stdin.take();
         let (mut stdout, mut stderr, mut status) =
             match (self.stdout.take(), self.stderr.take(), self.status.take()) {
@@ -152,9 +143,7 @@ impl<'a> Run<'a> {
     }
 
     async fn kill(&self) -> Result<(), SandboxError> {
-        self.parts
-            .send(&ToInit::KillAll { id: self.kill_id }, &[])
-            .await
+        self.parts.send(&ToInit::KillAll { id: self.kill_id }, &[]).await
     }
 
     /// An error if the program never ran.
@@ -165,14 +154,8 @@ impl<'a> Run<'a> {
         };
         let cause = String::from_utf8_lossy(cause).into_owned();
         Err(match kind {
-            status::EXEC => SandboxError::Exec {
-                program: self.name.clone(),
-                cause,
-            },
-            _ => SandboxError::Setup {
-                step: format!("start {}", self.name),
-                cause,
-            },
+            status::EXEC => SandboxError::Exec { program: self.name.clone(), cause },
+            _ => SandboxError::Setup { step: format!("start {}", self.name), cause },
         })
     }
 
@@ -248,14 +231,7 @@ fn standard_input(text: Vec<u8>) -> Result<(OwnedFd, Option<Feed>), SandboxError
         return Ok((std::fs::File::open("/dev/null")?.into(), None));
     }
     let (read, write) = sys::pipe()?;
-    Ok((
-        read,
-        Some(Feed {
-            pipe: pipe::Sender::from_owned_fd(write)?,
-            text,
-            written: 0,
-        }),
-    ))
+    Ok((read, Some(Feed { pipe: pipe::Sender::from_owned_fd(write)?, text, written: 0 })))
 }
 
 /// What is still to be written into a program's standard input.
@@ -267,12 +243,7 @@ struct Feed {
 
 /// Writes all and closes. A program that does not read its input is no error.
 async fn feed(stdin: &mut Option<Feed>) {
-    if let Some(Feed {
-        pipe,
-        text,
-        written,
-    }) = stdin
-    {
+    if let Some(Feed { pipe, text, written }) = stdin {
         while *written < text.len() {
             match pipe.write(&text[*written..]).await {
                 Ok(count) => *written += count,

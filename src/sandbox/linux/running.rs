@@ -74,26 +74,12 @@ impl Running {
         // SAFETY: an `OwnedFd` keeps the same open descriptor until the `AsyncFd` is dropped or dissolved.
         let control = unsafe { AsyncFd::register(started.control) }.map_err(io::Error::from)?;
         let (proc, root) = (started.proc, started.root);
-        let parts = Parts {
-            control,
-            proc,
-            root,
-            limiter,
-            translation,
-            tmp,
-            client,
-        };
-        Ok(Self {
-            parts: Some(parts),
-            listener,
-            next_id: 0,
-        })
+        let parts = Parts { control, proc, root, limiter, translation, tmp, client };
+        Ok(Self { parts: Some(parts), listener, next_id: 0 })
     }
 
     fn parts(&self) -> Result<&Parts, SandboxError> {
-        self.parts
-            .as_ref()
-            .ok_or_else(|| SandboxError::Lost("it was stopped".into()))
+        self.parts.as_ref().ok_or_else(|| SandboxError::Lost("it was stopped".into()))
     }
 
     fn next_id(&mut self) -> u64 {
@@ -126,9 +112,7 @@ impl Sandbox for Running {
                 }
             }
         };
-        tokio::time::timeout(KILL_GRACE, all_dead)
-            .await
-            .unwrap_or_else(|_| Err(not_dying()))
+        tokio::time::timeout(KILL_GRACE, all_dead).await.unwrap_or_else(|_| Err(not_dying()))
     }
 
     async fn stop(mut self: Box<Self>) -> Result<(), SandboxError> {
@@ -148,10 +132,7 @@ impl Sandbox for Running {
 }
 
 pub fn not_dying() -> SandboxError {
-    SandboxError::Lost(format!(
-        "killed processes did not end within {} s",
-        KILL_GRACE.as_secs()
-    ))
+    SandboxError::Lost(format!("killed processes did not end within {} s", KILL_GRACE.as_secs()))
 }
 
 /// A sandbox that is dropped ends at once; a thread waits for the rest and tidies up.
@@ -161,13 +142,7 @@ impl Drop for Running {
             return;
         };
         client::shutdown(parts.control.get_ref(), Shutdown::Write);
-        let Parts {
-            control,
-            limiter,
-            tmp,
-            client,
-            ..
-        } = parts;
+        let Parts { control, limiter, tmp, client, .. } = parts;
         let control = control.into_inner();
         let tidy = move || {
             if let Err(error) = set_blocking(&control) {
@@ -181,10 +156,7 @@ impl Drop for Running {
             }
             drop((tmp, client));
         };
-        if let Err(error) = std::thread::Builder::new()
-            .name("sandbox-tidy".into())
-            .spawn(tidy)
-        {
+        if let Err(error) = std::thread::Builder::new().name("sandbox-tidy".into()).spawn(tidy) {
             tracing::warn!("no thread to tidy up after a sandbox: {error}");
         }
     }
@@ -206,14 +178,12 @@ impl Parts {
     }
 
     pub async fn receive(&self) -> Result<FromInit, SandboxError> {
-        let message = self
-            .control
-            .async_io(Interest::READABLE, |control| wire::receive(control.as_fd()))
-            .await?;
+        let message =
+            self.control.async_io(Interest::READABLE, |control| wire::receive(control.as_fd())).await?;
         match message {
-            Some((FromInit::Gone { code, signal }, _)) => Err(SandboxError::Lost(format!(
-                "its init ended (code {code:?}, signal {signal:?})"
-            ))),
+            Some((FromInit::Gone { code, signal }, _)) => {
+                Err(SandboxError::Lost(format!("its init ended (code {code:?}, signal {signal:?})")))
+            }
             Some((FromInit::Failed(failure), _)) => {
                 Err(SandboxError::Lost(format!("its init failed: {failure}")))
             }

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use seccompiler::{
-    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
-    SeccompFilter, SeccompRule, sock_filter,
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, sock_filter,
 };
 
 use super::wire::Isolation;
@@ -65,12 +65,7 @@ const DENIED: &[i64] = &[
 ];
 
 /// Socket families inside a sandbox with an own network. Others (vsock among them) are not bound to it.
-const FAMILIES: &[i32] = &[
-    libc::AF_UNIX,
-    libc::AF_INET,
-    libc::AF_INET6,
-    libc::AF_NETLINK,
-];
+const FAMILIES: &[i32] = &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
 /// libc's constant is deprecated, the type is still there.
 const SOCK_PACKET: i32 = 10;
@@ -83,27 +78,17 @@ const SOCKET_TYPE_MASK: u64 = 0xf;
 /// # Errors
 /// An architecture that the filter compiler does not know.
 pub fn filters(isolation: &Isolation) -> Result<Vec<BpfProgram>, BackendError> {
-    let mut denied: BTreeMap<i64, Vec<SeccompRule>> =
-        DENIED.iter().map(|&call| (call, Vec::new())).collect();
+    let mut denied: BTreeMap<i64, Vec<SeccompRule>> = DENIED.iter().map(|&call| (call, Vec::new())).collect();
     let new_user = libc::CLONE_NEWUSER as u64;
-    denied.insert(
-        libc::SYS_clone,
-        vec![rule(&[(0, SeccompCmpOp::MaskedEq(new_user), new_user)])?],
-    );
+    denied.insert(libc::SYS_clone, vec![rule(&[(0, SeccompCmpOp::MaskedEq(new_user), new_user)])?]);
     let terminal_input =
         [libc::TIOCSTI, libc::TIOCLINUX].map(|request| rule(&[(1, SeccompCmpOp::Eq, request)]));
-    denied.insert(
-        libc::SYS_ioctl,
-        terminal_input.into_iter().collect::<Result<_, _>>()?,
-    );
+    denied.insert(libc::SYS_ioctl, terminal_input.into_iter().collect::<Result<_, _>>()?);
     denied.insert(libc::SYS_socket, socket_rules(isolation)?);
 
     let mut programs = vec![
         compile(denied, libc::EPERM)?,
-        compile(
-            BTreeMap::from([(libc::SYS_clone3, Vec::new())]),
-            libc::ENOSYS,
-        )?,
+        compile(BTreeMap::from([(libc::SYS_clone3, Vec::new())]), libc::ENOSYS)?,
     ];
     if cfg!(target_arch = "x86_64") {
         programs.push(refuse_x32());
@@ -115,10 +100,7 @@ pub fn filters(isolation: &Isolation) -> Result<Vec<BpfProgram>, BackendError> {
 fn socket_rules(isolation: &Isolation) -> Result<Vec<SeccompRule>, BackendError> {
     match isolation {
         Isolation::Namespaces { .. } => {
-            let other: Vec<_> = FAMILIES
-                .iter()
-                .map(|&family| (0, SeccompCmpOp::Ne, family as u64))
-                .collect();
+            let other: Vec<_> = FAMILIES.iter().map(|&family| (0, SeccompCmpOp::Ne, family as u64)).collect();
             Ok(vec![rule(&other)?])
         }
         // The host's network is in reach: TCP only, which Landlock then holds to one port.

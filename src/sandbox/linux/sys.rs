@@ -67,12 +67,7 @@ pub fn open_tree(source: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Sets and clears attributes of a mount and, if `is_recursive`, of all below it.
-pub fn set_attributes(
-    mount: BorrowedFd,
-    set: u64,
-    clear: u64,
-    is_recursive: bool,
-) -> io::Result<()> {
+pub fn set_attributes(mount: BorrowedFd, set: u64, clear: u64, is_recursive: bool) -> io::Result<()> {
     mount_setattr(mount, set, clear, 0, is_recursive)
 }
 
@@ -82,19 +77,8 @@ pub fn set_id_map(mount: BorrowedFd, set: u64, userns: BorrowedFd) -> io::Result
     mount_setattr(mount, set | ATTR_IDMAP, 0, userns, true)
 }
 
-fn mount_setattr(
-    mount: BorrowedFd,
-    set: u64,
-    clear: u64,
-    userns: u64,
-    is_recursive: bool,
-) -> io::Result<()> {
-    let attributes = MountAttr {
-        set,
-        clear,
-        propagation: 0,
-        userns,
-    };
+fn mount_setattr(mount: BorrowedFd, set: u64, clear: u64, userns: u64, is_recursive: bool) -> io::Result<()> {
+    let attributes = MountAttr { set, clear, propagation: 0, userns };
     let recursive = if is_recursive { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: `attributes` has the kernel's layout and outlives the call; its size is passed.
     check(unsafe {
@@ -119,31 +103,18 @@ pub fn bind(source: &Path, is_read_only: bool) -> io::Result<OwnedFd> {
 }
 
 /// A detached mount of a new file system. An option with an empty value is a flag.
-pub fn new_filesystem(
-    kind: &str,
-    options: &[(&str, &str)],
-    attributes: u64,
-) -> Result<OwnedFd, Failure> {
+pub fn new_filesystem(kind: &str, options: &[(&str, &str)], attributes: u64) -> Result<OwnedFd, Failure> {
     let name = c_string(kind).step("file system name")?;
     // SAFETY: the name is NUL-terminated and outlives the call.
-    let context =
-        check_fd(unsafe { libc::syscall(libc::SYS_fsopen, name.as_ptr(), FSOPEN_CLOEXEC) })
-            .step(format!("fsopen {kind}"))?;
+    let context = check_fd(unsafe { libc::syscall(libc::SYS_fsopen, name.as_ptr(), FSOPEN_CLOEXEC) })
+        .step(format!("fsopen {kind}"))?;
     let configure = |command: u32, key: Option<&str>, value: Option<&str>| -> io::Result<()> {
         let key = key.map(c_string).transpose()?;
         let value = value.map(c_string).transpose()?;
-        let pointer =
-            |text: &Option<CString>| text.as_ref().map_or(std::ptr::null(), |text| text.as_ptr());
+        let pointer = |text: &Option<CString>| text.as_ref().map_or(std::ptr::null(), |text| text.as_ptr());
         // SAFETY: both strings are NUL-terminated or null and outlive the call.
         check(unsafe {
-            libc::syscall(
-                libc::SYS_fsconfig,
-                context.as_raw_fd(),
-                command,
-                pointer(&key),
-                pointer(&value),
-                0,
-            )
+            libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), command, pointer(&key), pointer(&value), 0)
         })
         .map(drop)
     };
@@ -153,23 +124,12 @@ pub fn new_filesystem(
         } else {
             configure(FSCONFIG_SET_STRING, Some(key), Some(value))
         };
-        result.step(format!(
-            "{kind} option {key}={value}{}",
-            kernel_words(&context)
-        ))?;
+        result.step(format!("{kind} option {key}={value}{}", kernel_words(&context)))?;
     }
-    configure(FSCONFIG_CMD_CREATE, None, None)
-        .step(format!("create {kind}{}", kernel_words(&context)))?;
+    configure(FSCONFIG_CMD_CREATE, None, None).step(format!("create {kind}{}", kernel_words(&context)))?;
     // SAFETY: plain numbers only.
-    check_fd(unsafe {
-        libc::syscall(
-            libc::SYS_fsmount,
-            context.as_raw_fd(),
-            FSMOUNT_CLOEXEC,
-            attributes,
-        )
-    })
-    .step(format!("fsmount {kind}"))
+    check_fd(unsafe { libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), FSMOUNT_CLOEXEC, attributes) })
+        .step(format!("fsmount {kind}"))
 }
 
 /// What the kernel itself says about a failed mount option; empty where it says nothing.
@@ -206,11 +166,7 @@ pub fn attach(mount: BorrowedFd, target: &Path) -> io::Result<()> {
 pub fn pivot_to_working_directory() -> io::Result<()> {
     // SAFETY: constant NUL-terminated strings. The old root is stacked on the new one, then detached.
     unsafe {
-        check(libc::syscall(
-            libc::SYS_pivot_root,
-            c".".as_ptr(),
-            c".".as_ptr(),
-        ))?;
+        check(libc::syscall(libc::SYS_pivot_root, c".".as_ptr(), c".".as_ptr()))?;
         check(libc::umount2(c".".as_ptr(), libc::MNT_DETACH))?;
     }
     std::env::set_current_dir("/")
@@ -220,16 +176,8 @@ pub fn pivot_to_working_directory() -> io::Result<()> {
 pub fn make_mounts_private() -> io::Result<()> {
     let flags = libc::MS_REC | libc::MS_PRIVATE;
     // SAFETY: constant strings and null pointers, as mount(2) allows for a change of propagation.
-    check(unsafe {
-        libc::mount(
-            std::ptr::null(),
-            c"/".as_ptr(),
-            std::ptr::null(),
-            flags,
-            std::ptr::null(),
-        )
-    })
-    .map(drop)
+    check(unsafe { libc::mount(std::ptr::null(), c"/".as_ptr(), std::ptr::null(), flags, std::ptr::null()) })
+        .map(drop)
 }
 
 /// `fork`, with new namespaces: `None` in the child. For single-threaded processes.
@@ -259,11 +207,7 @@ pub fn become_root_inside(may_set_groups: bool) -> io::Result<()> {
     // SAFETY: plain numbers; an empty list of groups needs no pointer.
     unsafe {
         if may_set_groups {
-            check(libc::syscall(
-                libc::SYS_setgroups,
-                0,
-                std::ptr::null::<libc::gid_t>(),
-            ))?;
+            check(libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()))?;
         }
         check(libc::setresgid(0, 0, 0))?;
         check(libc::setresuid(0, 0, 0))?;
@@ -292,30 +236,19 @@ pub fn drop_capabilities() -> io::Result<()> {
 /// Sets the loopback interface of this network namespace up.
 pub fn loopback_up() -> io::Result<()> {
     // SAFETY: plain numbers.
-    let socket =
-        check_fd(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
+    let socket = check_fd(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
     // SAFETY: ifreq is plain data for which zero is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     request.ifr_name[0] = b'l' as libc::c_char;
     request.ifr_name[1] = b'o' as libc::c_char;
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
     // SAFETY: SIOCSIFFLAGS reads one ifreq.
-    check(unsafe {
-        libc::ioctl(
-            socket.as_raw_fd(),
-            libc::SIOCSIFFLAGS as _,
-            &raw const request,
-        )
-    })
-    .map(drop)
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw const request) }).map(drop)
 }
 
 /// A hard limit of the calling process.
 pub fn set_limit(resource: u32, soft: u64, hard: u64) -> io::Result<()> {
-    let limit = libc::rlimit {
-        rlim_cur: soft,
-        rlim_max: hard,
-    };
+    let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
     // SAFETY: `limit` outlives the call.
     check(unsafe { libc::setrlimit(resource as _, &raw const limit) }).map(drop)
 }

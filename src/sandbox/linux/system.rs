@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use super::wire::Shown;
 
 /// Directories with programs and libraries. On a merged-usr system all but the first are links.
-const PROGRAM_DIRECTORIES: [&str; 7] = [
-    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
-];
+const PROGRAM_DIRECTORIES: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
 
 /// Named parts of /etc that programs need and that hold nothing of the user's.
 const ETC: [&str; 9] = [
@@ -25,16 +23,10 @@ const ETC: [&str; 9] = [
 
 /// Files of lego's own making, in place of the host's.
 const FILES: [(&str, &str); 5] = [
-    (
-        "/etc/passwd",
-        "root:x:0:0:root:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
-    ),
+    ("/etc/passwd", "root:x:0:0:root:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"),
     ("/etc/group", "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n"),
     ("/etc/hosts", "127.0.0.1 localhost sandbox\n"),
-    (
-        "/etc/nsswitch.conf",
-        "passwd: files\ngroup: files\nhosts: files\n",
-    ),
+    ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
     ("/etc/resolv.conf", ""),
 ];
 
@@ -53,9 +45,7 @@ impl System {
         let mut system = Self {
             shown: Vec::new(),
             links: vec![("/proc/mounts".into(), "/etc/mtab".into())],
-            files: FILES
-                .map(|(path, text)| (path.into(), text.to_owned()))
-                .into(),
+            files: FILES.map(|(path, text)| (path.into(), text.to_owned())).into(),
         };
         for path in PROGRAM_DIRECTORIES.map(Path::new) {
             match fs::read_link(path) {
@@ -93,12 +83,7 @@ impl System {
         if host != path && host.starts_with("/usr") {
             self.links.push((host, inside));
         } else {
-            self.shown.push(Shown {
-                host,
-                inside,
-                is_writable: false,
-                is_directory,
-            });
+            self.shown.push(Shown { host, inside, is_writable: false, is_directory });
         }
     }
 }
@@ -110,12 +95,7 @@ mod tests {
     #[test]
     fn only_system_directories_are_shown_and_none_is_writable() {
         let system = System::of_host();
-        assert!(
-            system
-                .shown
-                .iter()
-                .any(|shown| shown.inside == Path::new("/usr"))
-        );
+        assert!(system.shown.iter().any(|shown| shown.inside == Path::new("/usr")));
         for shown in &system.shown {
             assert!(!shown.is_writable);
             let is_allowed = ["/usr", "/bin", "/sbin", "/lib", "/etc/"]

@@ -20,11 +20,7 @@ pub fn memory_of(proc: &OwnedFd, root: &OwnedFd, limit: u64) -> u64 {
     let files = tmpfs_bytes(root);
     let sum = |of: fn(&Path) -> u64| files + processes.iter().map(|path| of(path)).sum::<u64>();
     let cheap = sum(resident);
-    if cheap <= limit {
-        cheap
-    } else {
-        sum(proportional)
-    }
+    if cheap <= limit { cheap } else { sum(proportional) }
 }
 
 fn processes(proc: &OwnedFd) -> Vec<PathBuf> {
@@ -33,10 +29,7 @@ fn processes(proc: &OwnedFd) -> Vec<PathBuf> {
         .flatten()
         .flatten()
         .filter(|entry| {
-            let pid = entry
-                .file_name()
-                .to_str()
-                .and_then(|name| name.parse::<u32>().ok());
+            let pid = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
             pid.is_some_and(|pid| pid > 1)
         })
         .map(|entry| entry.path())
@@ -86,10 +79,7 @@ mod tests {
 
     #[test]
     fn a_status_line_is_read_in_bytes() {
-        assert_eq!(
-            field("Name:\tx\nRssAnon:\t     132 kB\n", "RssAnon:"),
-            132 * 1024
-        );
+        assert_eq!(field("Name:\tx\nRssAnon:\t     132 kB\n", "RssAnon:"), 132 * 1024);
         assert_eq!(field("", "RssAnon:"), 0);
     }
 }

@@ -10,24 +10,14 @@ use std::path::{Path, PathBuf};
 use super::wire::Shown;
 
 /// Host files that a weak sandbox needs in place of lego's own.
-const ETC: [&str; 4] = [
-    "/etc/passwd",
-    "/etc/group",
-    "/etc/hosts",
-    "/etc/nsswitch.conf",
-];
+const ETC: [&str; 4] = ["/etc/passwd", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf"];
 
 /// What a weak sandbox may read besides the allow-list.
 pub fn extra_system() -> Vec<Shown> {
     ETC.map(PathBuf::from)
         .into_iter()
         .filter(|path| path.exists())
-        .map(|path| Shown {
-            host: path.clone(),
-            inside: path,
-            is_writable: false,
-            is_directory: false,
-        })
+        .map(|path| Shown { host: path.clone(), inside: path, is_writable: false, is_directory: false })
         .collect()
 }
 
@@ -91,8 +81,7 @@ impl Translation {
                 let before = at.checked_sub(1).map(|before| text[before]);
                 let after = text.get(at + inside.len());
                 text[at..].starts_with(inside)
-                    && before
-                        .is_none_or(|byte| !(is_name(byte) || byte == b'/' && inside[0] == b'/'))
+                    && before.is_none_or(|byte| !(is_name(byte) || byte == b'/' && inside[0] == b'/'))
                     && after.is_none_or(|&byte| !is_name(byte))
             });
             match found {
@@ -126,11 +115,7 @@ mod tests {
             is_writable: true,
             is_directory: true,
         };
-        let mounts = [
-            shown("/workspace", "/r/1"),
-            shown("/workspace/.x", "/r/2"),
-            shown("/tmp", "/tmp/t"),
-        ];
+        let mounts = [shown("/workspace", "/r/1"), shown("/workspace/.x", "/r/2"), shown("/tmp", "/tmp/t")];
         let translation = Translation::new(&mounts, Some((18080, 4000)));
         for (text, expected) in [
             ("/workspace", "/r/1"),

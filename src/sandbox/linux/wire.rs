@@ -139,23 +139,14 @@ pub fn send<T: Serialize>(socket: BorrowedFd, message: &T, fds: &[BorrowedFd]) -
     if bytes.len() > MAX_PACKET_BYTES {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!(
-                "a message of {} bytes is over the limit of {MAX_PACKET_BYTES}",
-                bytes.len()
-            ),
+            format!("a message of {} bytes is over the limit of {MAX_PACKET_BYTES}", bytes.len()),
         ));
     }
     let raw: Vec<i32> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     let rights = [ControlMessage::ScmRights(&raw)];
     let control: &[ControlMessage] = if raw.is_empty() { &[] } else { &rights };
     let data = [IoSlice::new(&bytes)];
-    sendmsg::<()>(
-        socket.as_raw_fd(),
-        &data,
-        control,
-        MsgFlags::MSG_NOSIGNAL,
-        None,
-    )?;
+    sendmsg::<()>(socket.as_raw_fd(), &data, control, MsgFlags::MSG_NOSIGNAL, None)?;
     Ok(())
 }
 
@@ -166,12 +157,8 @@ pub fn receive<T: DeserializeOwned>(socket: BorrowedFd) -> io::Result<Option<(T,
     let mut fds = Vec::new();
     let count = {
         let mut data = [IoSliceMut::new(&mut buffer)];
-        let received = recvmsg::<()>(
-            socket.as_raw_fd(),
-            &mut data,
-            Some(&mut control),
-            MsgFlags::MSG_CMSG_CLOEXEC,
-        );
+        let received =
+            recvmsg::<()>(socket.as_raw_fd(), &mut data, Some(&mut control), MsgFlags::MSG_CMSG_CLOEXEC);
         let received = match received {
             // What was unread by a side that has died: the same as its end.
             Err(nix::errno::Errno::ECONNRESET) => return Ok(None),
@@ -180,10 +167,7 @@ pub fn receive<T: DeserializeOwned>(socket: BorrowedFd) -> io::Result<Option<(T,
         for message in received.cmsgs()? {
             if let ControlMessageOwned::ScmRights(raw) = message {
                 // SAFETY: the kernel has just installed these descriptors for us.
-                fds.extend(
-                    raw.into_iter()
-                        .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }),
-                );
+                fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
             }
         }
         received.bytes
@@ -203,20 +187,13 @@ mod byte_strings {
         serializer.collect_seq(list.iter().map(|text| encode(text)))
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Vec<OsString>, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<OsString>, D::Error> {
         let list = Vec::<String>::deserialize(deserializer)?;
-        list.iter()
-            .map(|text| decode(text).ok_or_else(|| D::Error::custom("not a byte string")))
-            .collect()
+        list.iter().map(|text| decode(text).ok_or_else(|| D::Error::custom("not a byte string"))).collect()
     }
 
     fn encode(text: &OsStr) -> String {
-        text.as_bytes()
-            .iter()
-            .map(|&byte| char::from(byte))
-            .collect()
+        text.as_bytes().iter().map(|&byte| char::from(byte)).collect()
     }
 
     fn decode(text: &str) -> Option<OsString> {
@@ -233,12 +210,8 @@ mod tests {
     #[test]
     fn every_byte_of_an_argument_survives() {
         let all: Vec<u8> = (1..=255).collect();
-        let program = Program {
-            id: 7,
-            argv: vec![OsString::from_vec(all)],
-            env: vec!["A=ä".into()],
-            cwd: "/".into(),
-        };
+        let program =
+            Program { id: 7, argv: vec![OsString::from_vec(all)], env: vec!["A=ä".into()], cwd: "/".into() };
         let (a, b) = sys::socket_pair().unwrap();
         send(sys::as_fd(&a), &program, &[sys::as_fd(&b)]).unwrap();
         let (received, fds) = receive::<Program>(sys::as_fd(&b)).unwrap().unwrap();

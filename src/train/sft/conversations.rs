@@ -32,15 +32,12 @@ pub struct EncodedConversation {
 /// # Errors
 /// An unreadable file, a line that is not a conversation with an assistant turn, an empty file; each with file and line.
 pub fn read_conversations(path: &Path) -> Result<Vec<Conversation>, TrainError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| TrainError::Read { path: path.to_owned(), source })?;
+    let text =
+        std::fs::read_to_string(path).map_err(|source| TrainError::Read { path: path.to_owned(), source })?;
     let mut conversations = Vec::new();
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let refuse = |message: String| TrainError::Conversation {
-            path: path.to_owned(),
-            line: index + 1,
-            message,
-        };
+        let refuse =
+            |message: String| TrainError::Conversation { path: path.to_owned(), line: index + 1, message };
         let mut conversation: Conversation = serde_json::from_str(line).map_err(|error| {
             refuse(format!("not a conversation ({error}); expected {{\"messages\": [...]}}"))
         })?;
@@ -113,11 +110,11 @@ pub fn encode(
             .iter()
             .position(|id| tokenizer.eos_token_ids().contains(id))
             .ok_or_else(|| {
-                conversation.refuse(format!(
-                    "messages[{turn}] does not end with an end token; name the template's one as eos_token in \
+            conversation.refuse(format!(
+                "messages[{turn}] does not end with an end token; name the template's one as eos_token in \
                      tokenizer_config.json"
-                ))
-            })?;
+            ))
+        })?;
         end = prompt.len() + length + 1;
         is_sampled[prompt.len()..end].fill(true);
     }
@@ -141,8 +138,5 @@ pub fn encode_all(
         let encoded = encode(&conversations[index], &source.tokenizer, &source.template);
         results[index].get_or_init(|| encoded);
     });
-    results
-        .into_iter()
-        .map(|result| result.into_inner().expect("the pool ran every index"))
-        .collect()
+    results.into_iter().map(|result| result.into_inner().expect("the pool ran every index")).collect()
 }

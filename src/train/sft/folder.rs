@@ -5,10 +5,10 @@ use std::{fs, io};
 
 use serde_json::{Value, json};
 
-use crate::model::Model;
-use crate::text::{ChatTemplate, Tokenizer};
 use super::conversations::Conversation;
 use super::tokenizer::{TokenizerSpec, train_tokenizer};
+use crate::model::Model;
+use crate::text::{ChatTemplate, Tokenizer};
 use crate::train::TrainError;
 
 const TEXT_FILES: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
@@ -94,8 +94,8 @@ pub fn write_folder(model: &Model, source: &SourceFolder, dir: &Path) -> Result<
         "top_p": 1.0,
     });
     write_json(&partial.join("generation_config.json"), &generation)?;
-    let entries = fs::read_dir(&partial)
-        .map_err(|source| TrainError::Read { path: partial.clone(), source })?;
+    let entries =
+        fs::read_dir(&partial).map_err(|source| TrainError::Read { path: partial.clone(), source })?;
     for entry in entries {
         let entry = entry.map_err(|source| TrainError::Read { path: partial.clone(), source })?;
         let to = dir.join(entry.file_name());

@@ -131,8 +131,7 @@ impl SupervisedTrainer {
         self.gradients.clear();
         let (mut loss, mut assistant_loss, mut assistant_tokens) = (0.0, 0.0, 0usize);
         for microbatch in chunks_of_tokens(&rows, self.options.max_microbatch_tokens) {
-            let sequences: Vec<&[u32]> =
-                microbatch.iter().map(|row| row.token_ids.as_slice()).collect();
+            let sequences: Vec<&[u32]> = microbatch.iter().map(|row| row.token_ids.as_slice()).collect();
             let pass = self.model.forward(&self.pool, &sequences, 1.0)?;
             let mut grad_log_probs = Vec::with_capacity(microbatch.len());
             for (index, row) in microbatch.iter().enumerate() {
@@ -149,10 +148,8 @@ impl SupervisedTrainer {
             }
             self.model.backward(&self.pool, pass, &grad_log_probs, &mut self.gradients)?;
         }
-        let learning_rate =
-            self.options.learning_rate * self.schedule.factor(self.optimizer.steps());
-        let grad_norm =
-            self.optimizer.step(&mut self.model, &mut self.gradients, learning_rate)?;
+        let learning_rate = self.options.learning_rate * self.schedule.factor(self.optimizer.steps());
+        let grad_norm = self.optimizer.step(&mut self.model, &mut self.gradients, learning_rate)?;
         Ok(SftMetrics {
             step: self.optimizer.steps(),
             loss,

@@ -60,9 +60,8 @@ pub fn train_tokenizer(spec: TokenizerSpec, texts: &[String], dir: &Path) -> Res
     let fail = |message: String| TrainError::File { path: path.clone(), message };
     let fail_with = |error: tokenizers::Error| fail(error.to_string());
 
-    let split =
-        Split::new(SplitPattern::Regex(SPLIT.to_owned()), SplitDelimiterBehavior::Isolated, false)
-            .map_err(fail_with)?;
+    let split = Split::new(SplitPattern::Regex(SPLIT.to_owned()), SplitDelimiterBehavior::Isolated, false)
+        .map_err(fail_with)?;
     let bytes = ByteLevel::new(false, true, false);
     let mut tokenizer = tokenizers::Tokenizer::new(BPE::default());
     tokenizer.with_pre_tokenizer(Some(Sequence::new(vec![

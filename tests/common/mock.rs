@@ -1,0 +1,211 @@
+//! A vLLM-shaped upstream on loopback: answers by script, breaks by script, remembers what it was asked.
+#![allow(dead_code)]
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::{HeaderMap, Method, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use bytes::Bytes;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+
+#[path = "mock_reply.rs"]
+mod reply;
+
+pub use reply::{PROMPT_IDS, Part, Script, Style, events, id_of, whole};
+
+/// A request that the mock got.
+#[derive(Clone)]
+pub struct Asked {
+    pub body: Bytes,
+    pub headers: HeaderMap,
+    pub uri: Uri,
+}
+
+impl Asked {
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).expect("the proxy sends JSON")
+    }
+}
+
+/// The running mock.
+#[derive(Clone)]
+pub struct Mock {
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    script: Mutex<Script>,
+    asked: Mutex<Vec<Asked>>,
+    gate: watch::Sender<bool>,
+    /// Replies that were dropped before their end.
+    aborted: watch::Sender<usize>,
+    /// Requests whose answer began.
+    started: watch::Sender<usize>,
+}
+
+impl Mock {
+    pub async fn start(script: Script) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+        let address = listener.local_addr().expect("bound");
+        let mock = Self { address, shared: Self::shared(script) };
+        let router = mock.router();
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        mock
+    }
+
+    /// A mock without a listener, for use in the process.
+    pub fn in_process(script: Script) -> Self {
+        Self { address: ([127, 0, 0, 1], 0).into(), shared: Self::shared(script) }
+    }
+
+    fn shared(script: Script) -> Arc<Shared> {
+        Arc::new(Shared {
+            script: Mutex::new(script),
+            asked: Mutex::default(),
+            gate: watch::Sender::new(false),
+            aborted: watch::Sender::new(0),
+            started: watch::Sender::new(0),
+        })
+    }
+
+    pub fn router(&self) -> Router {
+        Router::new()
+            .route("/v1/chat/completions", post(chat))
+            .route(
+                "/v1/models",
+                get(|| async { axum::Json(json!({"object": "list", "data": [{"id": "toy"}]})) }),
+            )
+            .layer(DefaultBodyLimit::disable())
+            .with_state(Arc::clone(&self.shared))
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub fn set(&self, script: Script) {
+        *self.shared.script.lock().expect("script") = script;
+    }
+
+    pub fn asked(&self) -> Vec<Asked> {
+        self.shared.asked.lock().expect("asked").clone()
+    }
+
+    pub fn open_gate(&self) {
+        self.shared.gate.send_replace(true);
+    }
+
+    /// Waits until `count` replies were dropped before their end.
+    pub async fn aborted(&self, count: usize) {
+        self.shared.aborted.subscribe().wait_for(|n| *n >= count).await.expect("mock");
+    }
+
+    /// Waits until `count` requests came.
+    pub async fn started(&self, count: usize) {
+        self.shared.started.subscribe().wait_for(|n| *n >= count).await.expect("mock");
+    }
+}
+
+/// Counts a reply that is dropped before its end.
+struct Watched {
+    shared: Arc<Shared>,
+    is_over: bool,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.shared.aborted.send_modify(|n| *n += 1);
+        }
+    }
+}
+
+async fn chat(
+    State(shared): State<Arc<Shared>>,
+    _: Method,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    shared.asked.lock().expect("asked").push(Asked { body: body.clone(), headers, uri });
+    shared.started.send_modify(|n| *n += 1);
+    let script = shared.script.lock().expect("script").clone();
+    let request: Value = serde_json::from_slice(&body).expect("the proxy sends JSON");
+    let mut watched = Watched { shared: Arc::clone(&shared), is_over: false };
+    if script.is_silent {
+        let mut gate = shared.gate.subscribe();
+        gate.wait_for(|open| *open).await.expect("mock");
+    }
+    let mut response = if let Some((status, text)) = script.error.clone() {
+        (StatusCode::from_u16(status).expect("status"), text).into_response()
+    } else if script.refuses_logprobs && request.get("logprobs").is_some() {
+        let error = json!({"error": {"message": "logprobs is not supported", "type": "x", "code": 400}});
+        (StatusCode::BAD_REQUEST, axum::Json(error)).into_response()
+    } else if request["stream"] == true {
+        return stream(shared, watched, &script, &request);
+    } else {
+        let text = whole(&script, &request);
+        let bytes = script.spoil_body.map_or_else(|| text.clone().into_bytes(), |spoil| spoil(text.clone()));
+        ([("content-type", "application/json")], bytes).into_response()
+    };
+    watched.is_over = true;
+    for (name, value) in &script.headers {
+        response.headers_mut().insert(*name, value.parse().expect("header"));
+    }
+    response
+}
+
+fn stream(shared: Arc<Shared>, watched: Watched, script: &Script, request: &Value) -> Response {
+    let mut parts: Vec<Part> = events(script, request).into_iter().map(Part::Event).collect();
+    if let Some(spoil) = script.spoil {
+        parts = spoil(parts);
+    }
+    let (sender, receiver) = mpsc::channel::<Result<Bytes, std::io::Error>>(1);
+    let bytes_per_write = script.bytes_per_write.unwrap_or(usize::MAX);
+    let mut gate = shared.gate.subscribe();
+    tokio::spawn(async move {
+        // All of it, so that it is dropped with this task.
+        let mut watched = watched;
+        for part in parts {
+            let bytes = match part {
+                Part::Event(data) => format!("data: {data}\n\n").into_bytes(),
+                Part::Raw(bytes) => bytes,
+                Part::Gate => {
+                    tokio::select! {
+                        _ = gate.wait_for(|open| *open) => {}
+                        () = sender.closed() => return,
+                    }
+                    continue;
+                }
+                Part::Cut => {
+                    watched.is_over = true;
+                    let _ = sender.send(Err(std::io::Error::other("cut by script"))).await;
+                    return;
+                }
+            };
+            for piece in bytes.chunks(bytes_per_write.min(bytes.len().max(1))) {
+                if sender.send(Ok(Bytes::copy_from_slice(piece))).await.is_err() {
+                    return;
+                }
+            }
+        }
+        watched.is_over = true;
+    });
+    let body = Body::from_stream(tokio_stream::wrappers::ReceiverStream::new(receiver));
+    let mut response = Response::new(body);
+    response
+        .headers_mut()
+        .insert("content-type", "text/event-stream; charset=utf-8".parse().expect("header"));
+    for (name, value) in &script.headers {
+        response.headers_mut().insert(*name, value.parse().expect("header"));
+    }
+    response
+}

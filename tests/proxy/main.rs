@@ -1,0 +1,13 @@
+//! The capture proxy as its clients, its upstreams and its store see it. Case ids (A01, …) name known failures of
+//! systems of this kind.
+
+#[path = "../common/mock.rs"]
+mod mock;
+
+mod bytes;
+mod durable;
+mod faults;
+mod records;
+mod sdk;
+mod sessions;
+mod setup;

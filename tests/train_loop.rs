@@ -1,0 +1,262 @@
+//! `lego train` from outside: real trials in real sandboxes, on the bundled policy and tasks.
+
+#![cfg(target_os = "linux")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use lego::capture::{Query, Reader};
+use lego::telemetry::{MetricValue, read_column};
+use serde_json::Value;
+
+/// Columns that must be equal between two runs of one seed, to the bit.
+const REPEATABLE: [&str; 10] = [
+    "loss",
+    "reward_mean",
+    "solve_rate",
+    "kl",
+    "entropy",
+    "grad_norm",
+    "max_logprob_diff",
+    "prob_correlation",
+    "sampled_tokens",
+    "trained_tokens",
+];
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+fn config(dir: &Path, extra: &str) -> PathBuf {
+    let path = dir.join("train.toml");
+    let text = format!(
+        "[training]\nmax_steps = 3\nlearning_rate = 3e-4\ngroup_size = 4\nbatch_size = 8\n\
+         rollout_batch_size = 8\nmax_turns = 3\nmax_new_tokens = 96\nkl_coef = 0.01\neval_tasks = 2\n\
+         eval_samples = 1\ncheckpoint_interval = 1\nthreads = 2\n{extra}\n\
+         [training.async]\nlong_tail_timeout_sec = 60\n\
+         [policy]\nupstream = \"embedded\"\nmodel_path = \"models/lego-tiny\"\n"
+    );
+    fs::write(&path, text).expect("config");
+    path
+}
+
+fn lego(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lego"));
+    command.current_dir(ROOT).args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn train(config: &Path, output: &Path, more: &[&str]) -> Command {
+    let mut command = lego(&["train", "--dataset", "data/swebench_mini.jsonl"]);
+    command.arg("--config").arg(config).arg("--output-dir").arg(output).args(more);
+    command
+}
+
+fn finished(command: &mut Command) -> Output {
+    let output = command.output().expect("lego runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+fn columns(run: &Path) -> BTreeMap<&'static str, Vec<Option<MetricValue>>> {
+    let path = run.join("metrics.parquet");
+    REPEATABLE.into_iter().map(|name| (name, read_column(&path, name).expect(name))).collect()
+}
+
+fn report(run: &Path) -> Value {
+    let text = fs::read(run.join("reports/report.json")).expect("report");
+    serde_json::from_slice(&text).expect("report is JSON")
+}
+
+/// Processes that run this binary, except those that `ignored` names.
+fn legos_of(output: &Path) -> Vec<String> {
+    let needle = output.to_string_lossy().into_owned();
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").expect("proc").flatten() {
+        let arguments = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&arguments).replace('\0', " ");
+        if text.contains(&needle) {
+            found.push(text);
+        }
+    }
+    found
+}
+
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(120);
+    while !is_so() {
+        assert!(std::time::Instant::now() < deadline, "no {what} after two minutes");
+        std::thread::yield_now();
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+fn calls(run: &Path) -> Vec<lego::record::Call> {
+    let reader = Reader::open(&run.join("captures"), Query::default()).expect("captures");
+    reader.collect::<Result<Vec<_>, _>>().expect("readable")
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run_to_the_bit() {
+    let temp = tempfile::tempdir().expect("temp");
+    let config = config(temp.path(), "seed = 7");
+    let (first, second) = (temp.path().join("first"), temp.path().join("second"));
+    finished(&mut train(&config, &first, &[]));
+    finished(&mut train(&config, &second, &[]));
+    assert_eq!(columns(&first), columns(&second));
+
+    let report = report(&first);
+    assert_eq!(report["max_logprob_diff"], 0.0, "captured and recomputed log-probs differ");
+    assert_eq!(report["steps"], 3);
+    for key in [
+        "heldout_solve_rate_before",
+        "heldout_solve_rate_after",
+        "heldout_greedy_before",
+        "heldout_greedy_after",
+        "min_prob_correlation",
+        "wall_seconds",
+        "seed",
+    ] {
+        assert!(report[key].is_number(), "{key}: {report}");
+    }
+
+    // Law 6, from outside: the report's buckets sum to what the engine reported for the captured calls.
+    let calls = calls(&first);
+    let usage: u64 = calls.iter().filter_map(|call| call.usage).map(|usage| usage.completion_tokens).sum();
+    let tokens = &report["tokens"];
+    let left_out: u64 =
+        tokens["left_out"].as_object().expect("buckets").values().filter_map(Value::as_u64).sum();
+    assert_eq!(tokens["sampled"].as_u64(), Some(usage));
+    assert_eq!(tokens["trained"].as_u64().map(|trained| trained + left_out), Some(usage));
+    for call in &calls {
+        let ids = call.completion_token_ids.as_ref().map_or(0, Vec::len);
+        assert_eq!(call.completion_logprobs.as_ref().map_or(0, Vec::len), ids);
+        assert_eq!(call.sampling_sent.top_p, Some(1.0), "law 12");
+    }
+}
+
+#[test]
+fn a_killed_run_goes_on_as_if_nothing_had_happened() {
+    let temp = tempfile::tempdir().expect("temp");
+    let config = config(temp.path(), "seed = 8");
+    let whole = temp.path().join("whole");
+    finished(&mut train(&config, &whole, &[]));
+
+    let killed = temp.path().join("killed");
+    // Killed during the first evaluation, during the first steps, and once more after that.
+    for (round, calls_before_kill) in [4, 14, 20].into_iter().enumerate() {
+        let more: &[&str] = if round == 0 { &[] } else { &["--resume"] };
+        let before = if round == 0 { 0 } else { calls(&killed).len() };
+        let mut command = train(&config, &killed, more);
+        let mut child: Child = command.stderr(Stdio::null()).spawn().expect("lego runs");
+        wait_for("calls", || {
+            child.try_wait().expect("child").is_some()
+                || (killed.join("captures").exists() && calls(&killed).len() >= before + calls_before_kill)
+        });
+        child.kill().expect("kill -9");
+        child.wait().expect("reaped");
+        every_edit_that_was_made_is_captured(&killed);
+    }
+    finished(&mut train(&config, &killed, &["--resume"]));
+    assert_eq!(columns(&whole), columns(&killed));
+    let mut ids: Vec<_> = calls(&killed).iter().map(|call| (call.call_id, call.choice_index)).collect();
+    let count = ids.len();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), count, "a call is there twice");
+    assert_eq!(legos_of(&killed), Vec::<String>::new(), "processes are left");
+    assert!(!killed.join("scratch").exists(), "workspaces are left");
+}
+
+/// A workspace whose program was changed belongs to a harness that saw a call finish: that call must be in
+/// the captures, whatever killed lego.
+fn every_edit_that_was_made_is_captured(run: &Path) {
+    let calls = calls(run);
+    for entry in fs::read_dir(run.join("scratch")).expect("scratch").flatten() {
+        let workspace = entry.path().join("workspace");
+        let session = entry.file_name().to_string_lossy().into_owned();
+        if !workspace.join(".git").exists() {
+            continue;
+        }
+        let diff = Command::new("git").current_dir(&workspace).args(["diff", "-U0"]).output().expect("git");
+        let text = String::from_utf8_lossy(&diff.stdout).into_owned();
+        let added = text.lines().filter(|line| line.starts_with('+') && !line.starts_with("+++"));
+        for line in added.map(|line| line[1..].trim()) {
+            let is_captured = calls
+                .iter()
+                .filter(|call| call.session_id.as_str() == session)
+                .filter_map(|call| call.tool_calls.as_ref())
+                .flatten()
+                .filter_map(|tool| serde_json::from_str::<Value>(&tool.arguments).ok())
+                .any(|arguments| arguments["new"].as_str().map(str::trim) == Some(line));
+            assert!(is_captured, "session {session} acted on a call that is not captured: {line}");
+        }
+    }
+}
+
+#[test]
+fn ctrl_c_ends_cleanly_and_resume_goes_on() {
+    let temp = tempfile::tempdir().expect("temp");
+    let config = config(temp.path(), "seed = 9");
+    let run = temp.path().join("run");
+    let mut child = train(&config, &run, &[]).stderr(Stdio::piped()).spawn().expect("lego runs");
+    wait_for("calls", || run.join("captures").exists() && calls(&run).len() >= 10);
+    let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
+    assert!(interrupted.success());
+    let status = child.wait().expect("ends");
+    assert_eq!(status.code(), Some(130));
+    assert_eq!(legos_of(&run), Vec::<String>::new());
+    let events = fs::read_to_string(run.join("events.jsonl")).expect("events");
+    assert!(events.contains("\"interrupted\""), "{events}");
+    finished(&mut train(&config, &run, &["--resume"]));
+    assert_eq!(report(&run)["steps"], 3);
+}
+
+#[test]
+fn bad_input_is_refused_before_anything_starts() {
+    let temp = tempfile::tempdir().expect("temp");
+    let config = config(temp.path(), "");
+    let refused = |command: &mut Command, parts: &[&str]| {
+        let output = command.output().expect("lego runs");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{text}");
+        for part in parts {
+            assert!(text.contains(part), "{part:?} is not in: {text}");
+        }
+    };
+    let run = |name: &str| temp.path().join(name);
+
+    let broken = temp.path().join("broken.jsonl");
+    fs::write(&broken, "\n{\"instance_id\": 3}\n").expect("write");
+    let alone = temp.path().join("alone.jsonl");
+    let tasks = fs::read_to_string(format!("{ROOT}/data/swebench_mini.jsonl")).expect("dataset");
+    fs::write(&alone, tasks.lines().next().expect("a line")).expect("write");
+    let broken_dataset = |dataset: &Path| {
+        let mut command = lego(&["train", "--dataset"]);
+        command.arg(dataset).arg("--config").arg(&config).arg("--output-dir").arg(run("a"));
+        command
+    };
+    refused(&mut broken_dataset(&broken), &["broken.jsonl", "line 2"]);
+    refused(&mut broken_dataset(&alone), &["alone.jsonl", "line 1", "bundle"]);
+    refused(&mut broken_dataset(&temp.path().join("none.jsonl")), &["none.jsonl"]);
+
+    let model = temp.path().join("model");
+    fs::create_dir(&model).expect("dir");
+    for entry in fs::read_dir(format!("{ROOT}/models/lego-tiny")).expect("model").flatten() {
+        if entry.path().is_file() {
+            fs::copy(entry.path(), model.join(entry.file_name())).expect("copy");
+        }
+    }
+    let weights = model.join("model.safetensors");
+    let bytes = fs::read(&weights).expect("weights");
+    fs::write(&weights, &bytes[..bytes.len() / 2]).expect("write");
+    let text = fs::read_to_string(&config).expect("config");
+    let other = temp.path().join("other.toml");
+    fs::write(&other, text.replace("models/lego-tiny", &model.to_string_lossy())).expect("write");
+    refused(&mut train(&other, &run("b"), &[]), &["model.safetensors"]);
+
+    fs::write(&other, text.replace("max_turns", "max_turn")).expect("write");
+    refused(&mut train(&other, &run("c"), &[]), &["other.toml", "max_turn", "max_turns"]);
+
+    refused(&mut train(&config, &run("d"), &["--resume"]), &["no run to resume"]);
+}

@@ -1,0 +1,175 @@
+//! Trials from outside, with harnesses that crash, hang, say nothing, and one that searches for the answer.
+
+#![cfg(target_os = "linux")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Runs one step of eight trials with the harness `command`, and gives the run folder.
+fn run_with(dir: &Path, command: &[&str], timeout: u64) -> (PathBuf, Output) {
+    let train = dir.join("train.toml");
+    let text = format!(
+        "[training]\nmax_steps = 1\ngroup_size = 4\nbatch_size = 8\nrollout_batch_size = 8\nmax_turns = 3\n\
+         max_new_tokens = 96\neval_samples = 0\neval_greedy = false\nlearning_rate = 1e-4\n\
+         [training.async]\nlong_tail_timeout_sec = {timeout}\n\
+         [policy]\nupstream = \"embedded\"\nmodel_path = \"models/lego-tiny\"\n"
+    );
+    fs::write(&train, text).expect("config");
+    let proxy = dir.join("proxy_config.json");
+    let text = json!({
+        "proxy": {"upstream_base_url": "embedded"},
+        "harness": {"type": "mini", "command": command},
+    });
+    fs::write(&proxy, text.to_string()).expect("config");
+    let run = dir.join("run");
+    let output = Command::new(env!("CARGO_BIN_EXE_lego"))
+        .current_dir(ROOT)
+        .args(["train", "--dataset", "data/swebench_mini.jsonl", "--config"])
+        .arg(&train)
+        .arg("--proxy-config")
+        .arg(&proxy)
+        .arg("--output-dir")
+        .arg(&run)
+        .env("LEGO_TEST_CANARY", CANARY)
+        .stdin(Stdio::null())
+        .output()
+        .expect("lego runs");
+    (run, output)
+}
+
+const CANARY: &str = "canary-5f0c2b7e-not-to-be-found";
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Calls the policy once through the only door there is.
+const CALL: &str = r#"
+import json, os, urllib.request
+def call():
+    body = {"model": os.environ["OPENAI_MODEL"], "max_tokens": 8,
+            "messages": [{"role": "user", "content": "hello"}]}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps(body).encode(), {"content-type": "application/json"})
+    return json.load(urllib.request.urlopen(request))
+"#;
+
+#[test]
+fn a_harness_that_never_calls_the_policy_is_filtered_not_scored() {
+    for (command, timeout, cause) in [
+        (vec!["sh", "-c", "exit 3"], 60, "exited with code 3 without a model call"),
+        (vec!["true"], 60, "exited with code 0 without a model call"),
+        (vec!["sleep", "1000"], 1, "hung without a model call"),
+        (vec!["/no/such/program"], 60, "/no/such/program"),
+    ] {
+        let temp = tempfile::tempdir().expect("temp");
+        let (run, output) = run_with(temp.path(), &command, timeout);
+        let text = stderr(&output);
+        assert!(!output.status.success(), "{command:?}: {text}");
+        assert!(text.contains("every trial failed by broken machinery"), "{command:?}: {text}");
+        assert!(text.contains(cause), "{command:?}: {text}");
+        assert!(text.contains("filtered 8 invalid trajectories due to sandbox termination"), "{text}");
+        let log = fs::read_to_string(run.join("train.log")).expect("train.log");
+        assert!(log.matches("invalid_trajectory").count() >= 8, "{log}");
+        for entry in fs::read_dir(run.join("trials")).expect("trials").flatten() {
+            let result = fs::read(entry.path().join("result.json")).expect("result");
+            let result: Value = serde_json::from_slice(&result).expect("JSON");
+            assert_eq!(result["reward"], Value::Null, "never a zero for broken machinery: {result}");
+        }
+    }
+}
+
+#[test]
+fn a_harness_that_crashes_or_hangs_after_calls_is_graded() {
+    for (end, timeout, termination) in
+        [("raise SystemExit(7)", 60, "non_zero_exit"), ("import time; time.sleep(1000)", 5, "agent_timeout")]
+    {
+        let temp = tempfile::tempdir().expect("temp");
+        let script = format!("{CALL}\ncall()\n{end}\n");
+        let (run, output) = run_with(temp.path(), &["/usr/bin/python3", "-c", &script], timeout);
+        assert!(output.status.success(), "{}", stderr(&output));
+        for entry in fs::read_dir(run.join("trials")).expect("trials").flatten() {
+            let result = fs::read(entry.path().join("result.json")).expect("result");
+            let result: Value = serde_json::from_slice(&result).expect("JSON");
+            assert_eq!(result["termination"], termination, "{result}");
+            assert_eq!(result["reward"], 0.0, "{result}");
+        }
+    }
+}
+
+/// Reads every file it can reach, and its own environment, and prints all of it that is text.
+const SEARCH: &str = r#"
+import os, sys
+call()
+seen = set()
+def show(path):
+    try:
+        with open(path, "rb") as file:
+            data = file.read(4 << 20)
+    except OSError:
+        return
+    sys.stdout.buffer.write(data)
+for top in ["/"]:
+    for folder, folders, files in os.walk(top):
+        # The system's own files are the same on every machine; /sys and kernel files may block.
+        folders[:] = [f for f in folders if os.path.join(folder, f) not in
+                      ("/usr", "/sys", "/bin", "/sbin", "/lib", "/lib64", "/proc")]
+        for name in files:
+            show(os.path.join(folder, name))
+for process in os.listdir("/proc"):
+    if process.isdigit():
+        for name in ("environ", "cmdline", "maps", "mountinfo"):
+            show(f"/proc/{process}/{name}")
+for root in ("/root", "/home", "/work", "/tmp", "/var", "/opt", "/mnt", "/srv", "/data", "/run"):
+    for folder, _, files in os.walk(root):
+        for name in files:
+            show(os.path.join(folder, name))
+print("SEARCHED")
+"#;
+
+#[test]
+fn a_harness_that_reads_all_it_can_reach_finds_neither_answer_nor_key() {
+    let temp = tempfile::tempdir().expect("temp");
+    let script = format!("{CALL}{SEARCH}");
+    let (run, output) = run_with(temp.path(), &["/usr/bin/python3", "-c", &script], 60);
+    assert!(output.status.success(), "{}", stderr(&output));
+
+    // Every 40-byte piece of a reference patch or of hidden tests, less what the workspace holds by right.
+    let mut secrets: BTreeSet<&[u8]> = BTreeSet::new();
+    let dataset = fs::read_to_string(format!("{ROOT}/data/swebench_mini.jsonl")).expect("dataset");
+    let tasks: Vec<Value> = dataset.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let mut found_by_trial = 0;
+    for entry in fs::read_dir(run.join("trials")).expect("trials").flatten() {
+        let seen = fs::read(entry.path().join("stdout.log")).expect("stdout");
+        assert!(seen.ends_with(b"SEARCHED\n"), "the search did not end");
+        let contains = |needle: &[u8]| seen.windows(needle.len()).any(|window| window == needle);
+        assert!(!contains(CANARY.as_bytes()), "the host's environment is reachable");
+        let result = fs::read(entry.path().join("result.json")).expect("result");
+        let result: Value = serde_json::from_slice(&result).expect("JSON");
+        let task = tasks.iter().find(|task| task["instance_id"] == result["task_id"]).expect("task");
+        // The fixed line and the hidden cases: what the agent must not see.
+        let patch = task["patch"].as_str().expect("patch");
+        secrets.extend(patch.as_bytes().windows(40).filter(|piece| piece.contains(&b'+')));
+        let tests = task["test_patch"].as_str().expect("tests");
+        secrets.extend(tests.as_bytes().windows(40).filter(|piece| piece.starts_with(b"+    \"test_hidden")));
+        let pieces: BTreeSet<&[u8]> = seen.windows(40).collect();
+        let leaked = secrets.iter().filter(|piece| pieces.contains(*piece)).count();
+        assert_eq!(leaked, 0, "trial {:?} reached {leaked} pieces of its answer", entry.file_name());
+        // Without the diff's own plus signs: the hidden cases as they stand in the test file.
+        for line in tests
+            .lines()
+            .filter_map(|line| line.strip_prefix('+'))
+            .filter(|line| line.contains("test_hidden_"))
+        {
+            assert!(!contains(line.as_bytes()), "a hidden test is reachable: {line}");
+        }
+        found_by_trial += 1;
+    }
+    assert_eq!(found_by_trial, 8);
+}

@@ -30,8 +30,7 @@ fn theirs(
     b_strides: (usize, usize),
     threads: usize,
 ) {
-    let parallelism =
-        if threads == 1 { Parallelism::None } else { Parallelism::Rayon(threads) };
+    let parallelism = if threads == 1 { Parallelism::None } else { Parallelism::Rayon(threads) };
     let stride = |stride: usize| stride as isize;
     // SAFETY: all three hold the shapes that the strides describe.
     unsafe {
@@ -83,7 +82,9 @@ fn main() {
                 let (mut y, packed) = (vec![0f32; m * n], Packed::new(&w, n, k));
                 let report = |what: &str, ours: f64, crates: f64| {
                     let ratio = ours / crates;
-                    println!("{threads} thread {name:18} {what:9} m={m:<5} {ours:6.1} {crates:6.1} {ratio:5.2}");
+                    println!(
+                        "{threads} thread {name:18} {what:9} m={m:<5} {ours:6.1} {crates:6.1} {ratio:5.2}"
+                    );
                 };
                 let ours =
                     measure(flop, || matmul_packed(&pool, View::new(&x, k), &packed, &mut y, Output::Set));

@@ -53,18 +53,32 @@ fn main() {
             }
             let mean = start.elapsed().as_secs_f64() / f64::from(runs);
             let (per_best, per_mean) = (tokens as f64 / best.as_secs_f64(), tokens as f64 / mean);
-            println!("{threads} thread {name:16} best {best:>10.2?} {per_best:>9.0} tok/s, mean {per_mean:>9.0} tok/s");
+            println!(
+                "{threads} thread {name:16} best {best:>10.2?} {per_best:>9.0} tok/s, mean {per_mean:>9.0} tok/s"
+            );
         };
-        rate("replay", count * len, Box::new(|| {
-            model.log_probs(&pool, &sequences, 1.0).expect("valid");
-        }));
-        rate("forward", count * len, Box::new(|| {
-            model.forward(&pool, &sequences, 1.0).expect("valid");
-        }));
-        rate("forward+backward", count * len, Box::new(|| {
-            let pass = model.forward(&pool, &sequences, 1.0).expect("valid");
-            model.backward(&pool, pass, &grads, &mut gradients).expect("fits");
-        }));
+        rate(
+            "replay",
+            count * len,
+            Box::new(|| {
+                model.log_probs(&pool, &sequences, 1.0).expect("valid");
+            }),
+        );
+        rate(
+            "forward",
+            count * len,
+            Box::new(|| {
+                model.forward(&pool, &sequences, 1.0).expect("valid");
+            }),
+        );
+        rate(
+            "forward+backward",
+            count * len,
+            Box::new(|| {
+                let pass = model.forward(&pool, &sequences, 1.0).expect("valid");
+                model.backward(&pool, pass, &grads, &mut gradients).expect("fits");
+            }),
+        );
         for batch in [1, 8, 32, 64] {
             let context = 200;
             let mut cache = KvCache::new(model.config(), batch, context + 1);
@@ -72,13 +86,16 @@ fn main() {
                 .flat_map(|slot| (0..context).map(move |position| Row { slot, position, token: 7 }))
                 .collect();
             model.step(&pool, &mut cache, &prefill, &vec![false; prefill.len()]).expect("valid");
-            let rows: Vec<Row> =
-                (0..batch).map(|slot| Row { slot, position: context, token: 9 }).collect();
+            let rows: Vec<Row> = (0..batch).map(|slot| Row { slot, position: context, token: 9 }).collect();
             let want = vec![true; batch];
-            rate(&format!("decode {batch}"), batch, Box::new(|| {
-                model.step(&pool, &mut cache, &rows, &want).expect("valid");
-                (0..batch).for_each(|slot| cache.truncate(slot, context));
-            }));
+            rate(
+                &format!("decode {batch}"),
+                batch,
+                Box::new(|| {
+                    model.step(&pool, &mut cache, &rows, &want).expect("valid");
+                    (0..batch).for_each(|slot| cache.truncate(slot, context));
+                }),
+            );
         }
     }
 }

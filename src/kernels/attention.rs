@@ -238,7 +238,8 @@ pub fn attention(
         let (sequence, kv_head) = (&sequences[task / kv_heads], task % kv_heads);
         let len = sequence.len();
         let capacity = cache_capacity(len);
-        with_scratch((2 * head_dim + QUERIES) * capacity, |scratch| {
+        let score_row = capacity + LANES;
+        with_scratch(2 * head_dim * capacity + QUERIES * score_row, |scratch| {
             let (panels, rest) = scratch.split_at_mut(capacity * head_dim);
             let (dense_values, scores) = rest.split_at_mut(capacity * head_dim);
             // SAFETY: `check` proved the lengths; tasks write the columns of different heads or rows of
@@ -263,7 +264,7 @@ pub fn attention(
                             out: out.at(at),
                             out_row: heads * head_dim,
                             scores: scores.as_mut_ptr(),
-                            score_row: capacity,
+                            score_row,
                         });
                     }
                 }
@@ -388,7 +389,7 @@ pub fn attention_cached(
     let out = Raw::new(out);
     pool.run(tasks.len(), |task| {
         let (run, start, rows) = tasks[task];
-        let score_row = cache_capacity(run.position + start + rows);
+        let score_row = cache_capacity(run.position + start + rows) + LANES;
         let at = (run.rows.start + start) * width;
         with_scratch(rows.max(shape.group()) * score_row, |scores| {
             for kv_head in 0..kv_heads {

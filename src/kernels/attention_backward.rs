@@ -48,7 +48,9 @@ pub fn attention_backward(
         let len = sequence.len();
         let capacity = cache_capacity(len);
         let one = capacity * head_dim;
-        with_scratch(5 * one + 2 * QUERIES * capacity, |scratch| {
+        // Rows of whole panels would put a column's scores into few sets of the cache.
+        let score_row = capacity + LANES;
+        with_scratch(5 * one + 2 * QUERIES * score_row, |scratch| {
             let mut pieces = scratch[..5 * one].chunks_exact_mut(one);
             let mut piece = || pieces.next().map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr);
             let (key_panels, value_panels, dense_keys) = (piece(), piece(), piece());
@@ -84,8 +86,8 @@ pub fn attention_backward(
                             d_keys,
                             d_values,
                             scores: scores.at(0),
-                            d_scores: scores.at(QUERIES * capacity),
-                            score_row: capacity,
+                            d_scores: scores.at(QUERIES * score_row),
+                            score_row,
                         });
                     }
                 }

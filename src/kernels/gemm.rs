@@ -14,8 +14,9 @@ use super::simd::{LANES, Simd};
 pub(crate) const ROWS: usize = 6;
 /// Columns of a packed panel.
 pub(crate) const PANEL: usize = 64;
-/// Steps of k between two visits of the outputs, where both operands are long.
-const DEPTH: usize = 256;
+/// Most steps of k between two visits of the outputs: a panel of the right operand and a block of the left
+/// one then stay in a core's first cache.
+const DEPTH: usize = 128;
 
 /// What happens to the old value of an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,7 +151,11 @@ unsafe fn product_body<S: Simd>(p: &Product) {
     let mut done = 0;
     while done < p.k || (done == 0 && p.k == 0) {
         // With `Add` the chain has to be whole before it meets the old value.
-        let depth = if p.output == Output::Add || p.k - done < 2 * DEPTH { p.k - done } else { DEPTH };
+        let left_over = p.k - done;
+        let depth = match p.output {
+            Output::Add => left_over,
+            _ => left_over.div_ceil(left_over.div_ceil(DEPTH).max(1)),
+        };
         let output = if done > 0 { Output::Continue } else { p.output };
         let mut j = 0;
         while j < p.n {

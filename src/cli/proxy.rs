@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use crate::capture::{self, Writer, WriterOptions};
-use crate::config::{self, Config, ConfigPaths, Environment, FileKind, UpstreamKind, Use};
+use crate::config::{self, Config, ConfigPaths, Environment, UpstreamKind, Use};
 use crate::engine::{Engine, EngineOptions};
 use crate::model::Model;
 use crate::proxy::{self, Mode, Proxy, ProxyOptions, SessionSampling};
@@ -49,10 +49,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 fn load(args: Args) -> anyhow::Result<Config> {
-    let mut paths = ConfigPaths::in_folder(Path::new("."));
-    if let Some(path) = args.config {
-        paths = paths.with(FileKind::Proxy, path);
-    }
+    // The proxy alone: a train.toml beside it has a [policy] that would override the upstream.
+    let beside = ConfigPaths::in_folder(Path::new(".")).proxy;
+    let paths = ConfigPaths { proxy: args.config.or(beside), ..ConfigPaths::default() };
     let mut config = Config::load(&paths, Environment::from_process())?;
     let capture_dir = args.capture_dir.map(|dir| dir.to_string_lossy().into_owned().into());
     for (key, value, flag) in [

@@ -152,7 +152,8 @@ pub fn wait_for_end(control: &OwnedFd) {
     while let Ok(Some(_)) = wire::receive::<serde_json::Value>(control.as_fd()) {}
 }
 
-fn set_receive_timeout(socket: &OwnedFd, timeout: Option<Duration>) -> io::Result<()> {
+/// How long a [`wire::receive`] may wait.
+pub fn set_receive_timeout(socket: &OwnedFd, timeout: Option<Duration>) -> io::Result<()> {
     let seconds = timeout.map_or(0, |timeout| timeout.as_secs());
     let value = libc::timeval { tv_sec: seconds as libc::time_t, tv_usec: 0 };
     // SAFETY: `value` outlives the call and its size is passed.

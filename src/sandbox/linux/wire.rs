@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -146,8 +147,13 @@ pub fn send<T: Serialize>(socket: BorrowedFd, message: &T, fds: &[BorrowedFd]) -
     let rights = [ControlMessage::ScmRights(&raw)];
     let control: &[ControlMessage] = if raw.is_empty() { &[] } else { &rights };
     let data = [IoSlice::new(&bytes)];
-    sendmsg::<()>(socket.as_raw_fd(), &data, control, MsgFlags::MSG_NOSIGNAL, None)?;
-    Ok(())
+    // A signal (the end of a child of lego's, say) may arrive in the thread that waits.
+    loop {
+        match sendmsg::<()>(socket.as_raw_fd(), &data, control, MsgFlags::MSG_NOSIGNAL, None) {
+            Err(Errno::EINTR) => {}
+            other => return Ok(other.map(drop)?),
+        }
+    }
 }
 
 /// Receives one message; `None`: the other side is gone.
@@ -155,13 +161,15 @@ pub fn receive<T: DeserializeOwned>(socket: BorrowedFd) -> io::Result<Option<(T,
     let mut buffer = vec![0u8; MAX_PACKET_BYTES];
     let mut control = nix::cmsg_space!([i32; MAX_DESCRIPTORS]);
     let mut fds = Vec::new();
-    let count = {
+    let count = loop {
         let mut data = [IoSliceMut::new(&mut buffer)];
         let received =
             recvmsg::<()>(socket.as_raw_fd(), &mut data, Some(&mut control), MsgFlags::MSG_CMSG_CLOEXEC);
         let received = match received {
+            // A wait with a time limit is not resumed by the kernel after a signal, whatever the handler's flags.
+            Err(Errno::EINTR) => continue,
             // What was unread by a side that has died: the same as its end.
-            Err(nix::errno::Errno::ECONNRESET) => return Ok(None),
+            Err(Errno::ECONNRESET) => return Ok(None),
             other => other?,
         };
         for message in received.cmsgs()? {
@@ -170,7 +178,7 @@ pub fn receive<T: DeserializeOwned>(socket: BorrowedFd) -> io::Result<Option<(T,
                 fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
             }
         }
-        received.bytes
+        break received.bytes;
     };
     if count == 0 {
         return Ok(None);
@@ -219,6 +227,30 @@ mod tests {
         assert_eq!(fds.len(), 1);
         drop(a);
         assert!(receive::<Program>(sys::as_fd(&b)).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_signal_does_not_cut_a_wait_short() {
+        extern "C" fn nothing(_: libc::c_int) {}
+        let (a, b) = sys::socket_pair().unwrap();
+        super::super::client::set_receive_timeout(&b, Some(std::time::Duration::from_secs(60))).unwrap();
+        // SAFETY: the handler does nothing, and the thread lives until it is joined below.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = nothing as *const () as usize;
+            action.sa_flags = libc::SA_RESTART;
+            sys::check(libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut())).unwrap();
+        }
+        let waiting = std::thread::spawn(move || receive::<u32>(sys::as_fd(&b)));
+        let thread = std::os::unix::thread::JoinHandleExt::as_pthread_t(&waiting);
+        for _ in 0..200 {
+            // SAFETY: as above.
+            unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
+            std::thread::yield_now();
+            std::thread::sleep(std::time::Duration::from_micros(100));
+        }
+        send(sys::as_fd(&a), &7u32, &[]).unwrap();
+        assert_eq!(waiting.join().unwrap().unwrap().unwrap().0, 7);
     }
 
     #[test]

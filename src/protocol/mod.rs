@@ -3,6 +3,7 @@
 //! - [`sse`]: an incremental parser of server-sent events on bytes, which gives every input byte back.
 //! - [`json`]: byte spans of JSON members and edits on them, so that text is changed without re-serialising it.
 //! - [`chat`]: OpenAI's chat protocol: the request as lego needs it, the assembler of replies, what is cut out.
+//! - [`translate`]: other protocols in front of a chat upstream.
 //! - [`error`]: the error body that clients of that protocol understand.
 //!
 //! Invariants:
@@ -18,3 +19,4 @@ pub mod chat;
 pub mod error;
 pub mod json;
 pub mod sse;
+pub mod translate;

@@ -11,6 +11,7 @@
 //! Invariants:
 //! - What `append` acknowledged is read back exactly once, after kill -9, and with full durability after
 //!   power loss. An append is there whole or not at all.
+//! - So is what `draft` acknowledged of a call that never got its record ([`drafts`]).
 //! - A file called `*.parquet` is whole: it is written aside, synced and renamed. Its segment is deleted after.
 //! - Nothing unacknowledged stays behind acknowledged calls: a failed commit is taken back.
 //! - One writer a folder. Readers need no lock and may run beside it.
@@ -19,6 +20,7 @@ mod columns;
 mod compact;
 mod compactor;
 mod decode;
+mod drafts;
 mod encode;
 mod error;
 mod frame;

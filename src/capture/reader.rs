@@ -61,12 +61,17 @@ impl Reader {
     /// # Errors
     /// The folder is missing or cannot be listed.
     pub fn open(dir: &Path, query: Query) -> Result<Self, CaptureError> {
+        Self::open_since(dir, query, 0)
+    }
+
+    /// As [`Reader::open`], without the files of segments before `since`.
+    pub(super) fn open_since(dir: &Path, query: Query, since: u64) -> Result<Self, CaptureError> {
         if !dir.is_dir() {
             return Err(CaptureError::NoFolder { dir: dir.to_owned() });
         }
         let mut open: HashSet<SegmentName> = HashSet::new();
         let mut segments = VecDeque::new();
-        for name in layout::segments(dir)? {
+        for name in layout::segments(dir)?.into_iter().filter(|name| name.number >= since) {
             match SegmentCalls::open(&name.journal_path(dir), None) {
                 Ok(calls) => {
                     open.insert(name);
@@ -77,7 +82,8 @@ impl Reader {
             }
         }
         let files = layout::parquet_files(dir)?.into_iter();
-        let files = files.filter(|(_, segment)| segment.is_none_or(|name| !open.contains(&name)));
+        let files = files
+            .filter(|(_, segment)| segment.is_none_or(|name| name.number >= since && !open.contains(&name)));
         let files = files.map(|(path, _)| path).collect();
         Ok(Self { query, files, segments, current: None, skipped: vec![], damaged_bytes: 0 })
     }

@@ -18,6 +18,8 @@ pub struct Recovery {
     pub torn: Vec<TornTail>,
     /// Damage in front of whole records: the disk changed what was written. These bytes are lost.
     pub damaged: Vec<TornTail>,
+    /// Calls that were running and whose clients may have acted on a part of them: recorded as aborted.
+    pub unfinished: u64,
     /// Files set aside because their header is not a journal's.
     pub quarantined: Vec<PathBuf>,
 }

@@ -8,12 +8,13 @@ use std::time::Duration;
 use tokio::sync::{OnceCell, mpsc, oneshot};
 
 use super::compactor::Compactor;
+use super::drafts::{self, Drafts};
 use super::error::{CaptureError, sink_error};
 use super::journal::{self, CreateDisk, Journal, Sealed};
 use super::lock::Lock;
 use super::recovery::{self, Recovery};
 use super::{layout, payload};
-use crate::record::{Call, CallSink, SinkError};
+use crate::record::{Call, CallId, CallSink, SinkError};
 
 /// When `append` resolves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -49,6 +50,8 @@ const COMMIT_BYTES: usize = 64 << 20;
 
 struct Append {
     payload: Vec<u8>,
+    calls: Vec<CallId>,
+    is_draft: bool,
     done: oneshot::Sender<Result<(), SinkError>>,
 }
 
@@ -96,11 +99,15 @@ impl Writer {
                 layout::sync_folder(folder).map_err(CaptureError::io("sync", folder))?;
             }
         }
-        let (recovery, sealed) = recovery::recover(dir)?;
+        let (mut recovery, mut sealed) = recovery::recover(dir)?;
+        let (unfinished, old_drafts) = drafts::recover(dir)?;
         let parquet = layout::parquet_files(dir)?.into_iter().filter_map(|(_, segment)| segment);
         let numbers = parquet.chain(sealed.iter().map(|s| s.name)).map(|name| name.number);
         let next_number = numbers.max().map_or(1, |last| last + 1);
-        let journal = Journal::new(dir.to_owned(), options, next_number, create);
+        let mut journal = Journal::new(dir.to_owned(), options, next_number, create);
+        recovery.unfinished = unfinished.len() as u64;
+        keep(&mut journal, dir, unfinished, &old_drafts, &mut sealed)?;
+        let drafts = Drafts::new(dir, options.durability, next_number);
         let (queue, appends) = mpsc::channel(QUEUE);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
@@ -109,7 +116,7 @@ impl Writer {
         let folder = dir.to_owned();
         let work = move || {
             let compactor = Compactor::start(folder.clone(), sealed);
-            let mut closed = runtime.block_on(write(journal, &folder, appends, &compactor));
+            let mut closed = runtime.block_on(write(journal, drafts, &folder, appends, &compactor));
             closed.left_in_journal = compactor.finish();
             drop(lock);
             closed
@@ -162,13 +169,24 @@ impl Writer {
 #[async_trait::async_trait]
 impl CallSink for Writer {
     async fn append(&self, calls: Vec<Call>) -> Result<(), SinkError> {
+        self.send(calls, false).await
+    }
+
+    async fn draft(&self, calls: Vec<Call>) -> Result<(), SinkError> {
+        self.send(calls, true).await
+    }
+}
+
+impl Writer {
+    async fn send(&self, calls: Vec<Call>, is_draft: bool) -> Result<(), SinkError> {
         let queue = lock(&self.queue).clone().ok_or_else(|| self.closed_error())?;
         if calls.is_empty() {
             return Ok(());
         }
+        let ids = calls.iter().map(|call| call.call_id).collect();
         let payload = payload::encode(calls)?;
         let (done, committed) = oneshot::channel();
-        queue.send(Append { payload, done }).await.map_err(|_| self.closed_error())?;
+        queue.send(Append { payload, calls: ids, is_draft, done }).await.map_err(|_| self.closed_error())?;
         drop(queue);
         committed.await.map_err(|_| self.closed_error())?
     }
@@ -182,6 +200,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// The writer thread: gathers what waits, commits it, tells the waiting; seals by size and age.
 async fn write(
     mut journal: Journal,
+    mut drafts: Drafts,
     dir: &Path,
     mut appends: mpsc::Receiver<Append>,
     compactor: &Compactor,
@@ -208,25 +227,24 @@ async fn write(
             bytes += next.payload.len();
             batch.push(next);
         }
-        let payloads: Vec<&[u8]> = batch.iter().map(|append| append.payload.as_slice()).collect();
-        let committed = journal.commit(&payloads, &mut sealed);
-        match &committed {
-            Ok(()) => {
+        let (early, batch): (Vec<Append>, Vec<Append>) = batch.into_iter().partition(|a| a.is_draft);
+        if !early.is_empty() {
+            let wanted: Vec<(&[u8], &[CallId])> =
+                early.iter().map(|a| (a.payload.as_slice(), a.calls.as_slice())).collect();
+            tell(dir, drafts.write(&wanted), early);
+        }
+        if !batch.is_empty() {
+            let payloads: Vec<&[u8]> = batch.iter().map(|append| append.payload.as_slice()).collect();
+            let committed = journal.commit(&payloads, &mut sealed);
+            if committed.is_ok() {
                 closed.appends += batch.len() as u64;
                 closed.commits += 1;
                 metrics::counter!("lego_capture_commits_total").increment(1);
                 metrics::counter!("lego_capture_appends_total").increment(batch.len() as u64);
                 metrics::counter!("lego_capture_bytes_total").increment(bytes as u64);
+                drafts.settle(batch.iter().flat_map(|append| &append.calls));
             }
-            Err(error) => {
-                tracing::error!(dir = %dir.display(), %error, "captures could not be written");
-                metrics::counter!("lego_capture_failed_commits_total").increment(1);
-            }
-        }
-        let committed = committed.map_err(|error| sink_error(dir, &error));
-        for append in batch {
-            // Whoever stopped waiting does not need the answer.
-            let _ = append.done.send(committed.clone());
+            tell(dir, committed, batch);
         }
         compactor.push(sealed.drain(..));
         // A steady stream of appends must not keep an old segment open.
@@ -235,7 +253,41 @@ async fn write(
         }
     }
     compactor.push(journal.seal());
+    drafts.close();
     closed
+}
+
+/// Tells those who wait how their commit went.
+fn tell(dir: &Path, committed: std::io::Result<()>, waiting: Vec<Append>) {
+    if let Err(error) = &committed {
+        tracing::error!(dir = %dir.display(), %error, "captures could not be written");
+        metrics::counter!("lego_capture_failed_commits_total").increment(1);
+    }
+    let committed = committed.map_err(|error| sink_error(dir, &error));
+    for append in waiting {
+        // Whoever stopped waiting does not need the answer.
+        let _ = append.done.send(committed.clone());
+    }
+}
+
+/// Makes records of the drafts of an earlier writer; then their files are not needed any more.
+fn keep(
+    journal: &mut Journal,
+    dir: &Path,
+    unfinished: Vec<Call>,
+    files: &[PathBuf],
+    sealed: &mut Vec<Sealed>,
+) -> Result<(), CaptureError> {
+    if !unfinished.is_empty() {
+        tracing::warn!(calls = unfinished.len(), "calls that ran when lego ended are recorded as aborted");
+        let payload =
+            payload::encode(unfinished).map_err(|error| CaptureError::corrupt(dir, error.to_string()))?;
+        journal.commit(&[&payload], sealed).map_err(CaptureError::io("write to", dir))?;
+    }
+    for file in files {
+        std::fs::remove_file(file).map_err(CaptureError::io("delete", file))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

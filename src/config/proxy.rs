@@ -42,12 +42,21 @@ pub struct Proxy {
     pub durability: Durability,
     /// Longest wait for usage and terminator before a call is committed without them, in milliseconds.
     pub commit_wait_ms: u64,
-    /// While the upstream is silent, a no-op event goes to a streaming harness this often, in seconds. 0: never.
+    /// While the upstream is silent, a harness gets a sign of life this often, in seconds: a no-op event in a stream, a
+    /// space in front of a body. The reply's status is 200 from the first one on. 0: never.
     pub keep_alive_secs: u64,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,
     /// Most model calls in flight; further ones wait.
     pub max_in_flight: usize,
+    /// Longest such wait, in seconds; then the harness gets 429 with `Retry-After`.
+    pub admission_wait_secs: u64,
+    /// How often a call is sent upstream again after a failure that passes by itself (no connection, 408, 429, 500, 502,
+    /// 503, 504, 529), as long as the harness has had no byte of the reply. Each attempt is a record.
+    pub max_retries: u16,
+    /// Longest pause before such a retry, in seconds. An upstream whose `Retry-After` asks for more is not asked again:
+    /// the harness gets its answer.
+    pub retry_max_wait_secs: u64,
     /// Longest wait for a connection to the upstream, in seconds.
     pub connect_timeout_secs: u64,
     /// Longest wait for the upstream's first byte, in seconds.
@@ -87,6 +96,9 @@ impl Default for Proxy {
             keep_alive_secs: 15,
             max_body_bytes: 64 * 1024 * 1024,
             max_in_flight: 1024,
+            admission_wait_secs: 60,
+            max_retries: 2,
+            retry_max_wait_secs: 30,
             connect_timeout_secs: 10,
             first_byte_timeout_secs: 600,
             idle_timeout_secs: 300,

@@ -45,7 +45,7 @@ pub struct Untranslatable(pub String);
 
 /// Writes one reply in the harness's protocol. Either [`body`](Self::body) is called once, or
 /// [`chunk`](Self::chunk) for every event, then [`end`](Self::end).
-pub trait ReplyWriter: Send {
+pub trait ReplyWriter: Send + Sync {
     /// Takes the data of one event of the chat stream (never `[DONE]`, never an `error` member).
     ///
     /// # Errors

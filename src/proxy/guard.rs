@@ -18,7 +18,7 @@ pub(super) async fn host(State(shared): State<Shared>, request: Request, next: N
     let host = headers.get(header::HOST).map(|value| value.to_str().unwrap_or("?"));
     let host = host.or_else(|| request.uri().host());
     if host.is_some_and(|host| !is_own(&shared.inner, host)) {
-        return refuse("Host");
+        return refuse(&request, "Host");
     }
     let origin = headers.get(header::ORIGIN).map(|value| value.to_str().unwrap_or("?"));
     let is_foreign = |origin: &str| match origin.split_once("://") {
@@ -26,7 +26,7 @@ pub(super) async fn host(State(shared): State<Shared>, request: Request, next: N
         None => true,
     };
     if origin.is_some_and(is_foreign) {
-        return refuse("Origin");
+        return refuse(&request, "Origin");
     }
     next.run(request).await
 }
@@ -44,7 +44,8 @@ pub(super) async fn token(State(shared): State<Shared>, request: Request, next: 
     }
     let message = "this proxy asks for its client token as API key (the value of the variable named in \
                    proxy.client_token_env)";
-    reply::error(&ApiError::new(401, ErrorType::Authentication, "bad_client_token", message))
+    let error = ApiError::new(401, ErrorType::Authentication, "bad_client_token", message);
+    reply::error(reply::api_of(request.uri().path()), &error)
 }
 
 fn is_own(inner: &Inner, authority: &str) -> bool {
@@ -60,9 +61,10 @@ fn is_own(inner: &Inner, authority: &str) -> bool {
         || inner.options.allowed_hosts.iter().any(|allowed| allowed.eq_ignore_ascii_case(host))
 }
 
-fn refuse(header: &str) -> Response {
+fn refuse(request: &Request, header: &str) -> Response {
     let message = format!(
         "the {header} header names another place than this proxy; call it by its address or as localhost"
     );
-    reply::error(&ApiError::new(403, ErrorType::InvalidRequest, "foreign_host", message))
+    let error = ApiError::new(403, ErrorType::InvalidRequest, "foreign_host", message);
+    reply::error(reply::api_of(request.uri().path()), &error)
 }

@@ -1,8 +1,8 @@
 //! The capture proxy: routes, sessions, relays.
 //!
-//! The path of a request is one list of layers ([`Proxy::router`]); behind it [`chat`] finds the session
-//! ([`identify`]), edits the request (room `upstream`) and relays the reply: [`relay`] for a stream, [`whole`] for a
-//! body. [`recorder`] holds what is captured of a call and writes it, [`verdict`] says whether it can train.
+//! The path of a request is one list of layers ([`Proxy::router`]); behind it [`call`] reads the request
+//! ([`face`]: the client's protocol), finds the session ([`identify`]), has the request edited (room `upstream`), sends
+//! it, again if need be ([`retry`]), and relays the reply: [`relay`] for a stream, [`whole`] for a body. [`recorder`] holds what is captured of a call and writes it, [`verdict`] says whether it can train.
 //!
 //! Invariants:
 //! - The event after which a client may act on a call, or the last byte of a body, leaves only after the call's
@@ -14,7 +14,8 @@
 //! - Nothing is read from the upstream ahead of what the client takes: a slow client slows its own call only.
 //! - The upstream's key is in no reply, record, error or log line.
 
-mod chat;
+mod call;
+mod face;
 mod guard;
 mod identify;
 mod models;
@@ -22,6 +23,7 @@ mod options;
 mod recorder;
 mod relay;
 mod reply;
+mod retry;
 mod server;
 mod session;
 mod verdict;
@@ -125,8 +127,8 @@ impl Proxy {
     pub fn router(&self) -> Router {
         let state = Shared { inner: Arc::clone(&self.inner), door: Door::Public };
         let routes = Router::new()
-            .route("/v1/chat/completions", post(chat::chat))
-            .route("/sessions/{session}/v1/chat/completions", post(chat::chat))
+            .route("/v1/chat/completions", post(call::chat))
+            .route("/sessions/{session}/v1/chat/completions", post(call::chat))
             .route("/v1/models", get(models::models))
             .route("/sessions/{session}/v1/models", get(models::models))
             .route("/metrics", get(models::metrics))
@@ -141,7 +143,7 @@ impl Proxy {
     fn session_router(&self, session: Arc<Session>) -> Router {
         let state = Shared { inner: Arc::clone(&self.inner), door: Door::Session(session) };
         let routes = Router::new()
-            .route("/v1/chat/completions", post(chat::chat))
+            .route("/v1/chat/completions", post(call::chat))
             .route("/v1/models", get(models::models));
         layered(routes, state)
     }

@@ -9,6 +9,7 @@ use http::{HeaderMap, Method, StatusCode, Uri, header};
 
 use super::{Shared, reply};
 use crate::protocol::error::{ApiError, ErrorType};
+use crate::record::ClientApi;
 use crate::upstream::{self, UpstreamReply};
 
 const MAX_MODELS_BYTES: usize = 4 * 1024 * 1024;
@@ -18,7 +19,10 @@ const READY_LIMIT: Duration = Duration::from_secs(5);
 pub(super) async fn models(State(shared): State<Shared>, headers: HeaderMap) -> Response {
     match ask_models(&shared, &headers).await {
         Ok((status, headers, body)) => reply::whole(status, headers, body),
-        Err(message) => reply::error(&ApiError::new(502, ErrorType::Upstream, "upstream_error", message)),
+        Err(message) => {
+            let error = ApiError::new(502, ErrorType::Upstream, "upstream_error", message);
+            reply::error(ClientApi::OpenaiChat, &error)
+        }
     }
 }
 
@@ -79,5 +83,5 @@ pub(super) async fn not_found(method: Method, uri: Uri) -> Response {
         "this proxy serves POST /v1/chat/completions and GET /v1/models"
     };
     let message = format!("there is no {method} {path} here: {hint}");
-    reply::error(&ApiError::new(404, ErrorType::NotFound, "not_found", message))
+    reply::error(reply::api_of(path), &ApiError::new(404, ErrorType::NotFound, "not_found", message))
 }

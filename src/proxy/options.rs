@@ -25,6 +25,15 @@ pub enum Mode {
     Trainer { policy_model: String },
 }
 
+/// How often a call is sent upstream again after a failure that passes by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retries {
+    /// Further attempts at most.
+    pub most: u16,
+    /// Longest pause before one: an upstream that asks for more gets none.
+    pub longest_wait: Duration,
+}
+
 /// Options of a proxy. [`ProxyOptions::new`] has the defaults of `proxy_config.json`.
 #[derive(Clone)]
 pub struct ProxyOptions {
@@ -37,15 +46,21 @@ pub struct ProxyOptions {
     pub stream_buffer_bytes: usize,
     /// Longest wait for usage and terminator before a call is committed without them.
     pub commit_wait: Duration,
-    /// While the upstream is silent, a streaming client gets a no-op event this often.
+    /// While the upstream is silent, a client gets a sign of life this often: a no-op event, or a space in front of a
+    /// body.
     pub keep_alive: Option<Duration>,
     pub max_body_bytes: usize,
     pub max_in_flight: usize,
+    /// Longest wait of a call for one of the places in flight.
+    pub admission_wait: Duration,
+    pub retries: Retries,
     pub shutdown_grace: Duration,
     /// Names under which the proxy may be called besides loopback ones.
     pub allowed_hosts: Vec<String>,
     /// Clients must send this as their API key.
     pub client_token: Option<String>,
+    /// Variable that holds the upstream's key, for messages.
+    pub upstream_key_env: Option<String>,
     /// `None`: `/metrics` answers 404.
     pub render_metrics: Option<RenderMetrics>,
 }
@@ -63,9 +78,15 @@ impl ProxyOptions {
             keep_alive: config.keep_alive(),
             max_body_bytes: config.max_body_bytes,
             max_in_flight: config.max_in_flight,
+            admission_wait: Duration::from_secs(config.admission_wait_secs),
+            retries: Retries {
+                most: config.max_retries,
+                longest_wait: Duration::from_secs(config.retry_max_wait_secs),
+            },
             shutdown_grace: Duration::from_millis(config.shutdown_grace_ms),
             allowed_hosts: vec![config.listen_host.clone()],
             client_token,
+            upstream_key_env: config.upstream_api_key_env.clone(),
             render_metrics: None,
         }
     }

@@ -24,11 +24,17 @@ pub(super) struct Recorder {
     session: Arc<Session>,
     /// Keep the session and the proxy from ending before the call is durable.
     tokens: (TaskTrackerToken, TaskTrackerToken),
-    _slot: Option<OwnedSemaphorePermit>,
+    _slot: Arc<OwnedSemaphorePermit>,
     pub(super) call_id: CallId,
+    /// The client's protocol, and its request in it.
+    client: (ClientApi, Bytes),
+    /// The same as a chat request.
     pub(super) request: Request,
     pub(super) prepared: Prepared,
     pub(super) attempt: u16,
+    pub(super) retry_of: Option<CallId>,
+    /// Another attempt follows: this one's failure is no evidence against the upstream.
+    pub(super) is_retried: bool,
     pub(super) http_status: u16,
     pub(super) conversation_id: Option<String>,
     /// What is said in addition to the verdict.
@@ -56,7 +62,8 @@ impl Recorder {
         inner: Arc<Inner>,
         session: Arc<Session>,
         tokens: (TaskTrackerToken, TaskTrackerToken),
-        slot: OwnedSemaphorePermit,
+        slot: Arc<OwnedSemaphorePermit>,
+        client: (ClientApi, Bytes),
         request: Request,
         prepared: Prepared,
     ) -> Self {
@@ -64,11 +71,14 @@ impl Recorder {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             tokens,
-            _slot: Some(slot),
+            _slot: slot,
             call_id: CallId::now(),
+            client,
             request,
             prepared,
             attempt: 1,
+            retry_of: None,
+            is_retried: false,
             http_status: 0,
             conversation_id: None,
             more_reasons: Vec::new(),
@@ -152,13 +162,21 @@ impl Recorder {
         self.store(calls, CallStatus::Ok).await
     }
 
+    /// Keeps what is known so far, before the client may act on a part of it. Returns when it is durable.
+    pub(super) async fn draft(&self) -> Result<(), SinkError> {
+        let why = "lego ended while this call ran; its client may have acted on this part of the reply";
+        let calls = self.records(&self.open_choices(), CallStatus::Aborted, Some(why.to_owned()));
+        let inner = Arc::clone(&self.inner);
+        match tokio::spawn(async move { inner.sink.draft(calls).await }).await {
+            Ok(result) => result,
+            Err(error) => Err(SinkError::Io { place: "the capture".to_owned(), reason: error.to_string() }),
+        }
+    }
+
     /// Builds what is left and closes the recorder.
     fn take_all(&mut self, status: CallStatus, error: Option<String>) -> Vec<Call> {
         self.is_done = true;
-        let mut choices: Vec<u16> = self.reply.choices.keys().copied().collect();
-        if choices.is_empty() && self.committed.is_empty() {
-            choices.push(0);
-        }
+        let choices = self.open_choices();
         metrics::gauge!("lego_proxy_calls_in_flight").decrement(1.0);
         metrics::counter!("lego_proxy_calls_total", "status" => status.as_str()).increment(1);
         metrics::histogram!("lego_proxy_call_seconds").record(self.received.elapsed().as_secs_f64());
@@ -188,7 +206,8 @@ impl Recorder {
             _ => false,
         };
         let error = calls.first().and_then(|call| call.error.as_deref()).unwrap_or_default();
-        is_broken.then(|| format!("call {}: {}: {error}", self.call_id, status.as_str()))
+        (is_broken && !self.is_retried)
+            .then(|| format!("call {}: {}: {error}", self.call_id, status.as_str()))
     }
 
     fn read(&mut self, data: &[u8]) -> Fed {
@@ -201,17 +220,28 @@ impl Recorder {
         }
     }
 
+    /// The choices without a record. A call that has none at all has one record.
+    fn open_choices(&self) -> Vec<u16> {
+        let open = self.reply.choices.keys().copied().filter(|index| !self.committed.contains(index));
+        let mut choices: Vec<u16> = open.collect();
+        if choices.is_empty() && self.committed.is_empty() {
+            choices.push(0);
+        }
+        choices
+    }
+
     /// Records of these choices, which count as stored from now on.
     fn calls(&mut self, choices: &[u16], status: CallStatus, error: Option<String>) -> Vec<Call> {
+        let new: Vec<u16> = choices.iter().copied().filter(|index| self.committed.insert(*index)).collect();
+        self.records(&new, status, error)
+    }
+
+    fn records(&self, choices: &[u16], status: CallStatus, error: Option<String>) -> Vec<Call> {
         let sampled: usize =
             self.reply.choices.values().filter_map(|choice| choice.token_ids.as_ref()).map(Vec::len).sum();
         let response = self.response_json();
         let missing = Choice::default();
-        let mut calls = Vec::new();
-        for &index in choices {
-            if !self.committed.insert(index) {
-                continue;
-            }
+        let record = |&index: &u16| {
             let choice = self.reply.choices.get(&index).unwrap_or(&missing);
             let mut call = self.call(index, choice, status, error.clone());
             call.response = response.clone();
@@ -219,9 +249,9 @@ impl Recorder {
             call.not_trainable_reasons = verdict::reasons(&call, sampled as u64, constrained);
             call.not_trainable_reasons.extend(self.more_reasons.iter().cloned());
             call.trainable = call.not_trainable_reasons.is_empty();
-            calls.push(call);
-        }
-        calls
+            call
+        };
+        choices.iter().map(record).collect()
     }
 
     fn call(&self, index: u16, choice: &Choice, status: CallStatus, error: Option<String>) -> Call {
@@ -231,7 +261,7 @@ impl Recorder {
             if has_ids { IdsSource::Engine } else { IdsSource::Absent }
         };
         let (weight_spans, weight_source) = self.weights(choice);
-        let upstream_request = (self.prepared.body != *self.request.body()).then(|| raw(&self.prepared.body));
+        let upstream_request = (self.prepared.body != self.client.1).then(|| raw(&self.prepared.body));
         Call {
             schema_version: SCHEMA_VERSION,
             call_id: self.call_id,
@@ -241,7 +271,7 @@ impl Recorder {
             task_id: spec.task_id.clone(),
             parent_call_id: None,
             attempt: self.attempt,
-            retry_of: None,
+            retry_of: self.retry_of,
             kind: spec.kind,
             harness: spec.harness.clone(),
             harness_version: None,
@@ -249,7 +279,7 @@ impl Recorder {
             http_status: self.http_status,
             tokenizer_sha256: None,
             template_sha256: None,
-            client_api: ClientApi::OpenaiChat,
+            client_api: self.client.0,
             client_stream: self.request.is_stream,
             upstream_kind: kind,
             upstream_api: ClientApi::OpenaiChat,
@@ -258,7 +288,7 @@ impl Recorder {
             received_at: self.received_at,
             ttft_us: self.ttft_us,
             duration_us: micros(self.received),
-            client_request: Some(raw(self.request.body())),
+            client_request: Some(raw(&self.client.1)),
             upstream_request,
             response: None,
             prompt_token_ids: self.reply.prompt_token_ids.clone(),

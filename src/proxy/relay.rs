@@ -8,12 +8,14 @@ use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::chat::{self as handler, Sending};
+use super::call::{self, Sending};
+use super::face::Face;
 use super::recorder::Recorder;
 use super::{Inner, whole};
 use crate::protocol::chat;
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::sse::{Event, Parser};
+use crate::protocol::translate::Piece;
 use crate::record::CallStatus;
 use crate::upstream::{UpstreamBody, UpstreamError, UpstreamReply};
 
@@ -24,6 +26,7 @@ const MAX_EVENT_BYTES: usize = 64 * 1024 * 1024;
 pub(super) struct Relay {
     inner: Arc<Inner>,
     recorder: Recorder,
+    face: Face,
     source: Source,
     abort: CancellationToken,
     parser: Parser,
@@ -39,6 +42,11 @@ pub(super) struct Relay {
     /// Nothing is parsed any more.
     is_unread: bool,
     is_over: bool,
+    /// A translated reply has its end.
+    is_ended: bool,
+    /// The reply is not whole: after the error event the connection is broken off, since some clients take a clean end
+    /// for the end of a whole reply.
+    is_broken: bool,
 }
 
 enum Source {
@@ -62,10 +70,11 @@ impl Relay {
     pub(super) fn waiting(
         inner: Arc<Inner>,
         recorder: Recorder,
+        face: Face,
         sending: Sending,
         abort: CancellationToken,
     ) -> Self {
-        let mut relay = Self::new(inner, recorder, Source::Waiting(sending), abort);
+        let mut relay = Self::new(inner, recorder, face, Source::Waiting(sending), abort);
         relay.keep_alive();
         relay
     }
@@ -73,17 +82,25 @@ impl Relay {
     pub(super) fn streaming(
         inner: Arc<Inner>,
         recorder: Recorder,
+        face: Face,
         body: UpstreamBody,
         abort: CancellationToken,
     ) -> Self {
-        Self::new(inner, recorder, Source::Body(body), abort)
+        Self::new(inner, recorder, face, Source::Body(body), abort)
     }
 
-    fn new(inner: Arc<Inner>, recorder: Recorder, source: Source, abort: CancellationToken) -> Self {
+    fn new(
+        inner: Arc<Inner>,
+        recorder: Recorder,
+        face: Face,
+        source: Source,
+        abort: CancellationToken,
+    ) -> Self {
         let now = Instant::now();
         Self {
             inner,
             recorder,
+            face,
             source,
             abort,
             parser: Parser::new(),
@@ -95,26 +112,33 @@ impl Relay {
             has_terminator: false,
             is_unread: false,
             is_over: false,
+            is_ended: false,
+            is_broken: false,
         }
     }
 
-    /// The next bytes for the client; `None` at the end. Dropped instead, the call is recorded as left by its client.
-    pub(super) async fn next(&mut self) -> Option<Bytes> {
+    /// The next bytes for the client; `None` at the end, an error where the connection is to be broken off. Dropped
+    /// instead, the call is recorded as left by its client.
+    pub(super) async fn next(&mut self) -> Option<Result<Bytes, std::io::Error>> {
         loop {
             if !self.ready.is_empty() {
                 self.recorder.first_byte();
                 self.last_sent = Instant::now();
-                return Some(self.ready.split().freeze());
+                return Some(Ok(self.ready.split().freeze()));
             }
             if self.is_over {
-                return None;
+                if !std::mem::take(&mut self.is_broken) {
+                    return None;
+                }
+                // The server writes out what it has when there is nothing more to be had.
+                tokio::task::yield_now().await;
+                return Some(Err(std::io::Error::other("the upstream's reply broke off")));
             }
             match self.step().await {
                 Step::Head(Ok(received)) => self.head(received).await,
                 Step::Head(Err(error)) => {
-                    let status =
-                        if error.is_timeout() { CallStatus::Timeout } else { CallStatus::UpstreamError };
-                    self.fail(status, "upstream_unreachable", error.to_string()).await;
+                    let (status, error) = whole::no_reply(&error);
+                    self.fail(status, error).await;
                 }
                 Step::Piece(piece) => self.piece(&piece).await,
                 Step::End(error) => self.end(error).await,
@@ -123,11 +147,12 @@ impl Relay {
                 Step::Idle => {
                     let idle = self.inner.upstream.timeouts().idle;
                     let message = format!("the upstream sent nothing for {idle:?} within its reply");
-                    self.fail(CallStatus::Timeout, "upstream_timeout", message).await;
+                    let error = ApiError::new(504, ErrorType::Upstream, "upstream_timeout", message);
+                    self.fail(CallStatus::Timeout, error).await;
                 }
                 Step::Abort => {
                     let aborted = whole::aborted();
-                    self.fail(aborted.status, aborted.error.code, aborted.error.message).await;
+                    self.fail(aborted.status, aborted.error).await;
                 }
             }
         }
@@ -162,7 +187,7 @@ impl Relay {
     }
 
     async fn head(&mut self, received: UpstreamReply) {
-        if handler::is_stream(&received) {
+        if call::is_stream(&received) {
             self.source = Source::Body(received.body);
             return;
         }
@@ -173,10 +198,10 @@ impl Relay {
             Ok(text) => {
                 let clean = self.inner.upstream.without_key(text);
                 self.recorder.error_body(&clean);
-                let (_, message) = whole::in_openai_shape(status, &clean, &self.inner.upstream);
-                self.fail(CallStatus::UpstreamError, "upstream_error", message).await;
+                let error = whole::upstream_error(&self.inner, status.as_u16(), &clean);
+                self.fail(CallStatus::UpstreamError, error).await;
             }
-            Err(bad) => self.fail(bad.status, bad.error.code, bad.error.message).await,
+            Err(bad) => self.fail(bad.status, bad.error).await,
         }
     }
 
@@ -187,7 +212,10 @@ impl Relay {
         }
         self.parser.push(piece);
         while let Some(event) = self.parser.next_event() {
-            self.event(&event);
+            self.event(&event).await;
+            if self.is_over {
+                return;
+            }
         }
         let is_complete = self.recorder.reply.is_finished(self.recorder.request.n)
             && self.recorder.reply.usage.is_some()
@@ -197,9 +225,13 @@ impl Relay {
             self.release(self.has_terminator || is_complete).await;
         }
         if self.parser.pending() > MAX_EVENT_BYTES {
-            self.is_unread = true;
             let why = format!("an event of the stream is longer than {MAX_EVENT_BYTES} bytes");
-            self.recorder.unreadable(why);
+            self.recorder.unreadable(why.clone());
+            if self.face.writer.is_some() {
+                let error = ApiError::new(502, ErrorType::Upstream, "upstream_oversize", why);
+                return self.fail(CallStatus::ParseError, error).await;
+            }
+            self.is_unread = true;
             self.release(true).await;
             let rest = self.parser.take_pending();
             self.ready.extend_from_slice(&rest);
@@ -207,7 +239,10 @@ impl Relay {
     }
 
     /// Takes an event: a copy to the recorder, what the client may have to it or to what is held.
-    fn event(&mut self, event: &Event) {
+    async fn event(&mut self, event: &Event) {
+        if self.face.writer.is_some() {
+            return self.translate(event).await;
+        }
         let mut out = event.raw.clone();
         if event.has_data() {
             let data = event.data();
@@ -239,6 +274,44 @@ impl Relay {
         }
     }
 
+    /// The same for a client of another protocol: the event's meaning in its own.
+    async fn translate(&mut self, event: &Event) {
+        let Some(writer) = self.face.writer.as_mut().filter(|_| event.has_data() && !self.recorder.is_done())
+        else {
+            return;
+        };
+        let data = event.data();
+        if data.as_ref() == b"[DONE]" {
+            self.has_terminator = true;
+            return self.hold();
+        }
+        let fed = self.recorder.event(&data);
+        if fed.has_error {
+            let error = ApiError::from_upstream(502, &data, &self.inner.upstream.name());
+            return self.fail(CallStatus::UpstreamError, error).await;
+        }
+        let mut pieces = Vec::new();
+        let written = writer.chunk(&data, &mut pieces);
+        if fed.has_finish {
+            self.hold();
+        }
+        for piece in pieces {
+            match piece {
+                Piece::Bytes(bytes) => self.ready.extend_from_slice(&bytes),
+                Piece::Barrier => {
+                    if let Err(error) = self.recorder.draft().await {
+                        return self.fail(CallStatus::Aborted, whole::sink_error(&error)).await;
+                    }
+                }
+            }
+        }
+        if let Err(error) = written {
+            self.recorder.unreadable(error.to_string());
+            let error = ApiError::new(502, ErrorType::Upstream, "upstream_unreadable", error.to_string());
+            self.fail(CallStatus::ParseError, error).await;
+        }
+    }
+
     fn hold(&mut self) {
         if !self.recorder.is_done() {
             let until = Instant::now() + self.inner.options.commit_wait;
@@ -261,6 +334,9 @@ impl Relay {
             Ok(()) => {
                 let held = self.held.split();
                 self.ready.extend_from_slice(&held);
+                if self.recorder.is_done() {
+                    self.finish();
+                }
             }
             Err(error) => {
                 self.held.clear();
@@ -269,11 +345,26 @@ impl Relay {
         }
     }
 
+    /// What ends the reply of a client of another protocol, after the call is durable.
+    fn finish(&mut self) {
+        let Some(writer) = self.face.writer.as_mut().filter(|_| !std::mem::replace(&mut self.is_ended, true))
+        else {
+            return;
+        };
+        let mut pieces = Vec::new();
+        writer.end(&mut pieces);
+        for piece in pieces {
+            if let Piece::Bytes(bytes) = piece {
+                self.ready.extend_from_slice(&bytes);
+            }
+        }
+    }
+
     /// The upstream's stream is at its end, by itself or by an error.
     async fn end(&mut self, error: Option<String>) {
         self.source = Source::Ended;
         if let Some(event) = self.parser.finish() {
-            self.event(&event);
+            self.event(&event).await;
         }
         if self.recorder.is_done() {
             self.is_over = true;
@@ -286,7 +377,8 @@ impl Relay {
                 Some(error) => error,
                 None => reason.unwrap_or_default(),
             };
-            self.fail(status, "upstream_truncated", message).await;
+            let error = ApiError::new(502, ErrorType::Upstream, "upstream_truncated", message);
+            self.fail(status, error).await;
         } else {
             self.release(true).await;
             self.is_over = true;
@@ -294,9 +386,8 @@ impl Relay {
     }
 
     /// Ends the call with an error event, after recording it.
-    async fn fail(&mut self, status: CallStatus, code: &'static str, message: String) {
+    async fn fail(&mut self, status: CallStatus, error: ApiError) {
         self.source = Source::Ended;
-        let error = ApiError::new(502, ErrorType::Upstream, code, message.clone());
         if self.recorder.is_done() {
             self.is_over = true;
             return;
@@ -308,7 +399,7 @@ impl Relay {
             return;
         }
         self.hold_until = None;
-        match self.recorder.commit(status, Some(message)).await {
+        match self.recorder.commit(status, Some(error.message.clone())).await {
             Ok(()) => {
                 let held = self.held.split();
                 self.ready.extend_from_slice(&held);
@@ -319,13 +410,25 @@ impl Relay {
     }
 
     fn say(&mut self, error: &ApiError) {
-        self.ready.extend_from_slice(&error.event());
+        let event = self.face.error_event(error);
+        self.ready.extend_from_slice(&event);
         self.source = Source::Ended;
         self.is_over = true;
+        self.is_broken = true;
     }
 
     /// An event that changes nothing: clients that reset their patience by events stay.
     fn keep_alive(&mut self) {
+        if let Some(writer) = &mut self.face.writer {
+            let mut pieces = Vec::new();
+            writer.keep_alive(&mut pieces);
+            for piece in pieces {
+                if let Piece::Bytes(bytes) = piece {
+                    self.ready.extend_from_slice(&bytes);
+                }
+            }
+            return;
+        }
         let reply = &self.recorder.reply;
         let id = reply.id.clone().unwrap_or_else(|| format!("chatcmpl-{}", self.recorder.call_id));
         let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);

@@ -9,7 +9,7 @@ use http::header::{self, HeaderMap, HeaderValue};
 use http::{HeaderName, StatusCode};
 
 use crate::protocol::error::{ApiError, ErrorType};
-use crate::record::CallId;
+use crate::record::{CallId, ClientApi};
 
 /// Names the call in every reply.
 pub(super) const CALL_ID: HeaderName = HeaderName::from_static("x-lego-call-id");
@@ -23,11 +23,29 @@ pub(super) fn whole(status: StatusCode, headers: HeaderMap, body: Bytes) -> Resp
 }
 
 /// An error in the client's protocol.
-pub(super) fn error(error: &ApiError) -> Response {
+pub(super) fn error(api: ClientApi, error: &ApiError) -> Response {
     let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut headers = HeaderMap::new();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    whole(status, headers, error.body())
+    if error.status == 429 {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    whole(status, headers, error_body(api, error))
+}
+
+/// The body of an error in the client's protocol.
+pub(super) fn error_body(_api: ClientApi, error: &ApiError) -> Bytes {
+    error.body()
+}
+
+/// The protocol that a path belongs to, for errors before the request is read.
+pub(super) fn api_of(path: &str) -> ClientApi {
+    match path.rsplit("/v1/").next() {
+        Some("messages" | "messages/count_tokens") => ClientApi::AnthropicMessages,
+        Some("responses") => ClientApi::OpenaiResponses,
+        Some("completions") => ClientApi::OpenaiCompletions,
+        _ => ClientApi::OpenaiChat,
+    }
 }
 
 /// Adds the call's id.
@@ -48,5 +66,5 @@ pub(super) fn stream_headers(headers: &mut HeaderMap) {
 /// A handler panicked.
 pub(super) fn panicked(_panic: Box<dyn Any + Send + 'static>) -> Response {
     let message = "lego has a bug: this request's handler panicked; see its log";
-    error(&ApiError::new(500, ErrorType::Server, "internal_error", message))
+    error(ClientApi::OpenaiChat, &ApiError::new(500, ErrorType::Server, "internal_error", message))
 }

@@ -1,17 +1,24 @@
 //! Replies that are not streams: read to their end, recorded, then sent (the held event is the last byte).
 
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, header};
 use tokio_util::sync::CancellationToken;
 
+use super::call::Sending;
+use super::face::Face;
 use super::recorder::Recorder;
-use super::reply;
+use super::{Inner, reply};
 use crate::protocol::chat;
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::json;
 use crate::record::CallStatus;
-use crate::upstream::{self, Upstream, UpstreamBody, UpstreamReply};
+use crate::upstream::{self, Upstream, UpstreamBody, UpstreamError, UpstreamReply};
 
 /// Longest body that is taken from an upstream.
 const MAX_BODY_BYTES: usize = 256 * 1024 * 1024;
@@ -70,14 +77,46 @@ pub(super) fn aborted() -> BadBody {
 }
 
 /// Records a call that ends in an error of lego's own making and answers with it.
-pub(super) async fn fail(mut recorder: Recorder, status: CallStatus, error: &ApiError) -> Response {
+pub(super) async fn fail(
+    mut recorder: Recorder,
+    face: &Face,
+    status: CallStatus,
+    error: &ApiError,
+) -> Response {
     recorder.http_status = error.status;
     let call_id = recorder.call_id;
     let response = match recorder.commit(status, Some(error.message.clone())).await {
-        Ok(()) => reply::error(error),
-        Err(sink) => reply::error(&sink_error(&sink)),
+        Ok(()) => face.error(error),
+        Err(sink) => face.error(&sink_error(&sink)),
     };
     reply::with_call_id(response, call_id)
+}
+
+/// How a call ends to which no reply began.
+pub(super) fn no_reply(error: &UpstreamError) -> (CallStatus, ApiError) {
+    let (status, code, name) = if error.is_timeout() {
+        (CallStatus::Timeout, 504, "upstream_timeout")
+    } else {
+        (CallStatus::UpstreamError, 502, "upstream_unreachable")
+    };
+    (status, ApiError::new(code, ErrorType::Upstream, name, error.to_string()))
+}
+
+/// What an upstream's error answer says. Where it refuses the key, the message names where the key is from.
+pub(super) fn upstream_error(inner: &Inner, status: u16, body: &[u8]) -> ApiError {
+    let mut error = ApiError::from_upstream(status, body, &inner.upstream.name());
+    if matches!(status, 401 | 403) {
+        let key = match &inner.options.upstream_key_env {
+            Some(name) => {
+                format!("lego sends the value of the environment variable {name} as the key; check it")
+            }
+            None => {
+                "lego sends no key, since proxy.upstream_api_key_env names no variable; set it".to_owned()
+            }
+        };
+        error.message = format!("{} ({key})", error.message);
+    }
+    error
 }
 
 /// The error of a call that could not be made durable.
@@ -86,71 +125,151 @@ pub(super) fn sink_error(error: &crate::record::SinkError) -> ApiError {
     ApiError::new(503, ErrorType::Server, "capture_failed", message)
 }
 
+/// A reply that came to its end, and may leave.
+struct Settled {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
 /// Answers with a reply that is not a stream.
 pub(super) async fn answer(
-    mut recorder: Recorder,
-    upstream: &Upstream,
+    inner: &Inner,
+    recorder: Recorder,
+    mut face: Face,
     received: UpstreamReply,
-    piece_bytes: usize,
     abort: &CancellationToken,
 ) -> Response {
-    let UpstreamReply { status, headers, body } = received;
-    let text = match read(upstream, body, piece_bytes, abort).await {
-        Ok(text) => text,
-        Err(bad) => return fail(recorder, bad.status, &bad.error).await,
-    };
     let call_id = recorder.call_id;
+    let response = match settle(inner, recorder, &mut face, received, abort).await {
+        Ok(Settled { status, headers, body }) => reply::whole(status, headers, body),
+        Err(error) => face.error(&error),
+    };
+    reply::with_call_id(response, call_id)
+}
+
+/// Begins a body before the upstream's is known: spaces, which JSON allows, until it is. If it turns out to be an
+/// error the connection is broken off, since the status has said otherwise.
+pub(super) fn patient(
+    inner: Arc<Inner>,
+    recorder: Recorder,
+    mut face: Face,
+    sending: Sending,
+    abort: CancellationToken,
+) -> Response {
+    let every = inner.options.keep_alive.unwrap_or(Duration::from_secs(15));
+    let work = async move {
+        let settled = match sending.await {
+            Ok(received) => settle(&inner, recorder, &mut face, received, &abort).await,
+            Err(error) => {
+                let (status, error) = no_reply(&error);
+                fail(recorder, &face, status, &error).await;
+                Err(error)
+            }
+        };
+        match settled {
+            Ok(settled) if settled.status.is_success() => Ok(settled.body),
+            Ok(settled) => Err(std::io::Error::other(format!("the upstream answered {}", settled.status))),
+            Err(error) => Err(std::io::Error::other(error.message)),
+        }
+    };
+    type Work = Pin<Box<dyn Future<Output = Result<Bytes, std::io::Error>> + Send>>;
+    let space = || Bytes::from_static(b" ");
+    let pieces = futures_util::stream::unfold(
+        (true, Some(Box::pin(work) as Work)),
+        move |(is_first, work)| async move {
+            let mut work = work?;
+            if is_first {
+                return Some((Ok(space()), (false, Some(work))));
+            }
+            tokio::select! {
+                biased;
+                body = &mut work => Some((body, (false, None))),
+                () = tokio::time::sleep(every) => Some((Ok(space()), (false, Some(work)))),
+            }
+        },
+    );
+    let mut response = Response::new(Body::from_stream(pieces));
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+    response
+}
+
+/// Reads a reply that is not a stream to its end, records it, and says what the client gets.
+async fn settle(
+    inner: &Inner,
+    mut recorder: Recorder,
+    face: &mut Face,
+    received: UpstreamReply,
+    abort: &CancellationToken,
+) -> Result<Settled, ApiError> {
+    let upstream = &inner.upstream;
+    let UpstreamReply { status, headers, body } = received;
+    let text = match read(upstream, body, inner.options.stream_buffer_bytes, abort).await {
+        Ok(text) => text,
+        Err(bad) => {
+            recorder.http_status = bad.error.status;
+            let committed = recorder.commit(bad.status, Some(bad.error.message.clone())).await;
+            return Err(committed.map_or_else(|sink| sink_error(&sink), |()| bad.error));
+        }
+    };
     recorder.http_status = status.as_u16();
     recorder.first_byte();
+    let mut headers = upstream::forward_reply_headers(&headers);
     let is_compressed = is_compressed(&headers);
-    let mut out_headers = upstream::forward_reply_headers(&headers);
+    let mut broken = None;
     let mut out = text.clone();
     let (call_status, error) = if status.is_success() && !is_compressed {
         recorder.body(&text);
-        let wanted = &recorder.prepared.cut;
-        if !wanted.is_nothing() {
-            match chat::cut(&text, wanted) {
-                Ok(cut) if cut.edits.is_empty() => {}
-                Ok(cut) => out = Bytes::from(json::apply(&text, &cut.edits)),
-                Err(error) => recorder.unreadable(error.to_string()),
+        match &mut face.writer {
+            Some(writer) => match writer.body(&text) {
+                Ok(body) => {
+                    headers
+                        .insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+                    out = body;
+                }
+                Err(error) => {
+                    recorder.unreadable(error.to_string());
+                    let message = error.to_string();
+                    broken = Some(ApiError::new(502, ErrorType::Upstream, "upstream_unreadable", message));
+                }
+            },
+            None => {
+                let wanted = &recorder.prepared.cut;
+                if !wanted.is_nothing() {
+                    match chat::cut(&text, wanted) {
+                        Ok(cut) if cut.edits.is_empty() => {}
+                        Ok(cut) => out = Bytes::from(json::apply(&text, &cut.edits)),
+                        Err(error) => recorder.unreadable(error.to_string()),
+                    }
+                }
             }
         }
         recorder.outcome()
     } else if status.is_success() {
         let why = "the upstream compressed its reply although it was asked not to".to_owned();
+        if face.writer.is_some() {
+            broken = Some(ApiError::new(502, ErrorType::Upstream, "upstream_unreadable", why.clone()));
+        }
         (CallStatus::ParseError, Some(why))
     } else {
         let clean = upstream.without_key(text);
         recorder.error_body(&clean);
-        let (body, message) = in_openai_shape(status, &clean, upstream);
-        if body != clean {
-            out_headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
-            out_headers.remove(header::CONTENT_ENCODING);
+        let error = upstream_error(inner, status.as_u16(), &clean);
+        // As it is when clients of the protocol can read it and nothing needs to be said.
+        let is_readable =
+            face.writer.is_none() && !matches!(status.as_u16(), 401 | 403) && ApiError::is_openai(&clean);
+        out = if is_readable { clean } else { reply::error_body(face.api, &error) };
+        if !is_readable {
+            headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+            headers.remove(header::CONTENT_ENCODING);
         }
-        out = body;
-        (CallStatus::UpstreamError, Some(message))
+        (CallStatus::UpstreamError, Some(error.message))
     };
-    let response = match recorder.commit(call_status, error).await {
-        Ok(()) => reply::whole(status, out_headers, out),
-        Err(error) => reply::error(&sink_error(&error)),
-    };
-    reply::with_call_id(response, call_id)
-}
-
-/// An upstream's error: as it is when clients of the protocol can read it, else wrapped. With its message.
-pub(super) fn in_openai_shape(status: StatusCode, body: &Bytes, upstream: &Upstream) -> (Bytes, String) {
-    if let Ok(value) = serde_json::from_slice::<serde_json::Value>(body)
-        && let Some(error) = value.get("error").filter(|error| !error.is_null())
-    {
-        let message = error["message"].as_str().or_else(|| error.as_str());
-        let message = message.map_or_else(|| error.to_string(), str::to_owned);
-        return (body.clone(), format!("the upstream answered {status}: {message}"));
+    recorder.commit(call_status, error).await.map_err(|error| sink_error(&error))?;
+    match broken {
+        Some(error) => Err(error),
+        None => Ok(Settled { status, headers, body: out }),
     }
-    let text = String::from_utf8_lossy(body);
-    let text: String = text.trim().chars().take(500).collect();
-    let message = format!("the upstream at {} answered {status}: {text}", upstream.name());
-    let error = ApiError::new(status.as_u16(), ErrorType::Upstream, "upstream_error", message);
-    (error.body(), error.message)
 }
 
 /// True if the body cannot be read as it is.

@@ -11,6 +11,13 @@ pub trait CallSink: Send + Sync {
     /// # Errors
     /// [`SinkError`]: none of `calls` may be counted as stored.
     async fn append(&self, calls: Vec<Call>) -> Result<(), SinkError>;
+
+    /// Keeps what is known of calls that still run, before their client may act on a part of them. If no record of
+    /// a call is ever appended, because this process or the machine died, its last draft becomes the record.
+    ///
+    /// # Errors
+    /// [`SinkError`]: none of `calls` may be counted as kept.
+    async fn draft(&self, calls: Vec<Call>) -> Result<(), SinkError>;
 }
 
 /// Why calls could not be stored. Cloneable, because one failed commit fails all who wait for it.

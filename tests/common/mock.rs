@@ -135,7 +135,11 @@ async fn chat(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    shared.asked.lock().expect("asked").push(Asked { body: body.clone(), headers, uri });
+    let number = {
+        let mut asked = shared.asked.lock().expect("asked");
+        asked.push(Asked { body: body.clone(), headers, uri });
+        asked.len() - 1
+    };
     shared.started.send_modify(|n| *n += 1);
     let script = shared.script.lock().expect("script").clone();
     let request: Value = serde_json::from_slice(&body).expect("the proxy sends JSON");
@@ -143,6 +147,14 @@ async fn chat(
     if script.is_silent {
         let mut gate = shared.gate.subscribe();
         gate.wait_for(|open| *open).await.expect("mock");
+    }
+    if let Some((status, text, more)) = script.first_errors.get(number) {
+        watched.is_over = true;
+        let mut response = (StatusCode::from_u16(*status).expect("status"), *text).into_response();
+        for (name, value) in more {
+            response.headers_mut().insert(*name, value.parse().expect("header"));
+        }
+        return response;
     }
     let mut response = if let Some((status, text)) = script.error.clone() {
         (StatusCode::from_u16(status).expect("status"), text).into_response()

@@ -40,6 +40,8 @@ pub struct Script {
     pub usage_error: i64,
     /// Answers with this instead.
     pub error: Option<(u16, String)>,
+    /// The first requests are answered with these instead, and these headers.
+    pub first_errors: Vec<(u16, &'static str, Vec<(&'static str, &'static str)>)>,
     /// Refuses `logprobs`.
     pub refuses_logprobs: bool,
     /// Never answers.
@@ -64,6 +66,7 @@ impl Default for Script {
             gives_versions: true,
             usage_error: 0,
             error: None,
+            first_errors: Vec::new(),
             refuses_logprobs: false,
             is_silent: false,
             spoil: None,

@@ -8,7 +8,7 @@ use lego::record::{CallStatus, UpstreamKind};
 use serde_json::json;
 
 use crate::mock::{Part, Script};
-use crate::setup::{Setup, request, spec, text};
+use crate::setup::{Setup, broken, request, spec, text};
 
 /// Reads a reply and says whether the store had everything when the held part came.
 async fn was_durable_first(setup: &Setup, stream: bool) -> bool {
@@ -133,7 +133,8 @@ async fn a_store_that_fails_is_an_error_for_the_client_and_the_trainer() {
         let url = format!("http://{}/sessions/s1/v1/chat/completions", setup.address);
         let response = crate::setup::post(&url, &request(stream)).await;
         assert_eq!(response.status().as_u16(), if stream { 200 } else { 503 });
-        let reply = String::from_utf8_lossy(&text(response).await).into_owned();
+        let reply = if stream { broken(response).await } else { text(response).await };
+        let reply = String::from_utf8_lossy(&reply).into_owned();
         assert!(reply.contains("capture_failed"), "{reply}");
         assert!(!reply.contains("\"finish_reason\":\"stop\""), "{reply}");
         let result = session.close().await;

@@ -8,6 +8,7 @@ mod bytes;
 mod durable;
 mod faults;
 mod records;
+mod retries;
 mod sdk;
 mod sessions;
 mod setup;

@@ -213,14 +213,19 @@ async fn stand_alone_captures_pass_sampling_through_and_say_what_is_unknown() {
 async fn c20_a_gateway_that_refuses_log_probs_is_asked_again_without() {
     let script = Script { refuses_logprobs: true, gives_ids: false, ..Script::default() };
     let setup = Setup::with(ProxyOptions::stand_alone(), UpstreamKind::Openai, script).await;
-    for index in 0..2 {
+    for _ in 0..2 {
         let response = setup.post(&request(true)).await;
         assert_eq!(response.status(), 200);
         text(response).await;
-        let calls = setup.sink.calls(index + 1).await;
-        let reasons = &calls[index].not_trainable_reasons;
+    }
+    // The first call is asked again; the second is asked without from the start.
+    let calls = setup.sink.calls(3).await;
+    let seen: Vec<_> = calls.iter().map(|call| (call.attempt, call.http_status)).collect();
+    assert_eq!(seen, [(1, 400), (2, 200), (1, 200)]);
+    assert_eq!(calls[1].retry_of, Some(calls[0].call_id));
+    for call in &calls[1..] {
+        let reasons = &call.not_trainable_reasons;
         assert!(reasons.contains(&"capture_refused_by_upstream".to_owned()), "{reasons:?}");
-        assert_eq!(usize::from(calls[index].attempt), 2 - index);
     }
     assert_eq!(setup.mock.asked().len(), 3);
 }

@@ -21,6 +21,7 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// A store in memory, with a gate before durability.
 pub struct MemorySink {
     calls: watch::Sender<Vec<Call>>,
+    pub drafts: watch::Sender<Vec<Call>>,
     pub gate: watch::Sender<bool>,
     pub entered: watch::Sender<usize>,
     pub is_durable: AtomicBool,
@@ -31,6 +32,7 @@ impl MemorySink {
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
             calls: watch::Sender::new(Vec::new()),
+            drafts: watch::Sender::new(Vec::new()),
             gate: watch::Sender::new(true),
             entered: watch::Sender::new(0),
             is_durable: AtomicBool::new(false),
@@ -65,6 +67,16 @@ impl CallSink for MemorySink {
         self.calls.send_modify(|all| all.extend(calls));
         Ok(())
     }
+
+    async fn draft(&self, calls: Vec<Call>) -> Result<(), SinkError> {
+        self.entered.send_modify(|n| *n += 1);
+        self.gate.subscribe().wait_for(|open| *open).await.expect("gate");
+        if self.is_broken.load(Ordering::SeqCst) {
+            return Err(SinkError::Full { place: "memory".to_owned() });
+        }
+        self.drafts.send_modify(|all| all.extend(calls));
+        Ok(())
+    }
 }
 
 /// A proxy on loopback.
@@ -91,7 +103,19 @@ impl Setup {
         Self::in_front_of(upstream, options, mock).await
     }
 
-    pub async fn in_front_of(upstream: Upstream, options: ProxyOptions, mock: Mock) -> Self {
+    /// Without retries, so that each request of a test is one call.
+    pub async fn in_front_of(upstream: Upstream, mut options: ProxyOptions, mock: Mock) -> Self {
+        options.retries.most = 0;
+        Self::as_told(upstream, options, mock).await
+    }
+
+    pub async fn retrying(options: ProxyOptions, script: Script) -> Self {
+        let mock = Mock::start(script).await;
+        let upstream = Upstream::http(&mock.url(), UpstreamKind::Vllm, None, timeouts()).expect("upstream");
+        Self::as_told(upstream, options, mock).await
+    }
+
+    async fn as_told(upstream: Upstream, options: ProxyOptions, mock: Mock) -> Self {
         let sink = MemorySink::new();
         let proxy = Proxy::new(options, Arc::clone(&sink) as Arc<dyn CallSink>, upstream);
         let listener = lego::proxy::listen("127.0.0.1", 0, false).await.expect("loopback");
@@ -125,8 +149,29 @@ pub async fn post(url: &str, body: &Value) -> reqwest::Response {
     tokio::time::timeout(PATIENCE, request.send()).await.expect("an answer in time").expect("an answer")
 }
 
+/// The body of a reply that ends as it should.
 pub async fn text(response: reqwest::Response) -> Bytes {
-    tokio::time::timeout(PATIENCE, response.bytes()).await.expect("an end in time").expect("whole")
+    let (bytes, is_whole) = read(response).await;
+    assert!(is_whole, "broken off after {}", String::from_utf8_lossy(&bytes));
+    bytes
+}
+
+/// The body of a reply whose connection is broken off.
+pub async fn broken(response: reqwest::Response) -> Bytes {
+    let (bytes, is_whole) = read(response).await;
+    assert!(!is_whole, "a clean end after {}", String::from_utf8_lossy(&bytes));
+    bytes
+}
+
+async fn read(mut response: reqwest::Response) -> (Bytes, bool) {
+    let mut bytes = Vec::new();
+    loop {
+        match tokio::time::timeout(PATIENCE, response.chunk()).await.expect("an end in time") {
+            Ok(Some(piece)) => bytes.extend_from_slice(&piece),
+            Ok(None) => return (bytes.into(), true),
+            Err(_) => return (bytes.into(), false),
+        }
+    }
 }
 
 pub fn request(stream: bool) -> Value {

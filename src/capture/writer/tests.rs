@@ -139,3 +139,54 @@ async fn parquet_that_cannot_be_written_leaves_the_journal_readable() {
     assert_eq!(stored(dir.path()), [1]);
     assert_eq!(std::fs::read_dir(dir.path().join("journal")).expect("folder").count(), 0);
 }
+
+/// The folder as kill -9 would leave it now.
+fn as_killed(dir: &Path) -> tempfile::TempDir {
+    fn copy(from: &Path, to: &Path) {
+        std::fs::create_dir_all(to).expect("folder");
+        for entry in std::fs::read_dir(from).expect("folder").flatten() {
+            let target = to.join(entry.file_name());
+            if entry.path().is_dir() {
+                copy(&entry.path(), &target);
+            } else if entry.file_name() != "LOCK" {
+                std::fs::copy(entry.path(), target).expect("copy");
+            }
+        }
+    }
+    let temp = tempfile::tempdir().expect("temp");
+    copy(dir, temp.path());
+    temp
+}
+
+#[tokio::test]
+async fn the_last_draft_of_a_call_without_a_record_becomes_its_record() {
+    let temp = tempfile::tempdir().expect("temp");
+    let writer = Writer::open(temp.path(), WriterOptions::default()).expect("free folder");
+    let (finished, cut) = (call(1), call(2));
+    let later = |draft: &Call| Call { attempt: draft.attempt + 10, ..draft.clone() };
+    for draft in [&finished, &cut] {
+        writer.draft(vec![draft.clone()]).await.expect("room");
+        writer.draft(vec![later(draft)]).await.expect("room");
+    }
+    assert_eq!(stored(temp.path()), [] as [u16; 0], "a draft is no record");
+    writer.append(vec![Call { attempt: 99, ..finished.clone() }]).await.expect("room");
+
+    let killed = as_killed(temp.path());
+    for opened in 0..2 {
+        let again = Writer::open(killed.path(), WriterOptions::default()).expect("free folder");
+        assert_eq!(again.recovery().unfinished, u64::from(opened == 0));
+        again.close().await;
+        let mut found = stored(killed.path());
+        found.sort_unstable();
+        assert_eq!(found, [12, 99]);
+    }
+
+    writer.append(vec![later(&cut)]).await.expect("room");
+    writer.close().await;
+    let left = std::fs::read_dir(temp.path().join("drafts/journal")).expect("folder").count();
+    assert_eq!(left, 0, "drafts of finished calls are deleted");
+    assert_eq!(
+        Writer::open(temp.path(), WriterOptions::default()).expect("free folder").recovery().unfinished,
+        0
+    );
+}

@@ -1,0 +1,352 @@
+//! A model call: from the request over its attempts upstream to the relay that answers it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::response::Response;
+use bytes::Bytes;
+use http::header::{self, HeaderMap};
+use http::{Method, StatusCode, Uri};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use super::face::{Face, Incoming};
+use super::recorder::Recorder;
+use super::relay::Relay;
+use super::session::Session;
+use super::{Inner, Shared, identify, reply, retry, whole};
+use crate::protocol::chat::Request;
+use crate::protocol::error::{ApiError, ErrorType};
+use crate::record::{CallId, CallStatus, ClientApi, SinkError, UpstreamKind};
+use crate::upstream::dialect::{self, SamplingPlan};
+use crate::upstream::{self, UpstreamError, UpstreamReply};
+
+/// The answer of an upstream, on its way.
+pub(super) type Sending = Pin<Box<dyn Future<Output = Result<UpstreamReply, UpstreamError>> + Send>>;
+
+/// `POST …/v1/chat/completions`.
+pub(super) async fn chat(
+    state: State<Shared>,
+    path: Option<Path<String>>,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    handle(ClientApi::OpenaiChat, state, path, uri, headers, body).await
+}
+
+async fn handle(
+    api: ClientApi,
+    State(shared): State<Shared>,
+    path: Option<Path<String>>,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    let session = path.as_ref().map(|Path(session)| session.as_str());
+    match serve(api, &shared, session, &uri, headers, body).await {
+        Ok(response) => response,
+        Err(error) => {
+            metrics::counter!("lego_proxy_refused_total", "code" => error.code).increment(1);
+            reply::error(api, &error)
+        }
+    }
+}
+
+async fn serve(
+    api: ClientApi,
+    shared: &Shared,
+    path_session: Option<&str>,
+    uri: &Uri,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let inner = &shared.inner;
+    let closing = || ApiError::new(503, ErrorType::Server, "shutting_down", "the proxy is shutting down");
+    if inner.closing.is_cancelled() {
+        return Err(closing());
+    }
+    let body = read_body(body, inner.options.max_body_bytes).await?;
+    let incoming = Incoming::read(inner, api, body)?;
+    let session = identify::session_of(inner, &shared.door, path_session, &headers, &incoming.request)?;
+    // From here on the session's end waits for this call.
+    let tokens = (session.token(), inner.running.token());
+    let index = session.admit(&incoming.request, inner.options.history_rewrite_tolerance)?;
+    let plan = session.plan(index);
+    let waiting = Arc::clone(&inner.slots).acquire_owned();
+    let slot = match tokio::time::timeout(inner.options.admission_wait, waiting).await {
+        Ok(slot) => slot.map_err(|_| closing())?,
+        Err(_) => {
+            let message = format!(
+                "{} calls are in flight, the most that this proxy lets in; try again soon, or raise \
+                 proxy.max_in_flight",
+                inner.options.max_in_flight
+            );
+            return Err(ApiError::new(429, ErrorType::Server, "too_many_calls", message));
+        }
+    };
+    let Incoming { body, request, face } = incoming;
+    let call = Call {
+        inner: Arc::clone(inner),
+        abort: session.closed(),
+        conversation_id: identify::conversation_id(&headers),
+        session,
+        tokens,
+        slot: Arc::new(slot),
+        plan,
+        body,
+        request,
+        uri: uri.clone(),
+        headers,
+    };
+    call.run(face).await
+}
+
+/// One request of a client, over all its attempts upstream.
+struct Call {
+    inner: Arc<Inner>,
+    session: Arc<Session>,
+    tokens: (TaskTrackerToken, TaskTrackerToken),
+    slot: Arc<OwnedSemaphorePermit>,
+    plan: SamplingPlan,
+    /// As the client sent it.
+    body: Bytes,
+    request: Request,
+    uri: Uri,
+    headers: HeaderMap,
+    conversation_id: Option<String>,
+    abort: CancellationToken,
+}
+
+/// One try upstream.
+struct Attempt {
+    number: u16,
+    first: Option<CallId>,
+    /// Without what lego adds for capture, which the upstream refused.
+    is_plain: bool,
+}
+
+impl Call {
+    async fn run(self, face: Face) -> Result<Response, ApiError> {
+        let mut attempt =
+            Attempt { number: 1, first: None, is_plain: self.inner.upstream.refuses_additions() };
+        loop {
+            let recorder = self.recorder(&attempt, face.api)?;
+            let mut sending = self.send(recorder.prepared.body.clone());
+            let first = tokio::select! {
+                biased;
+                () = self.abort.cancelled() => {
+                    let ended = whole::aborted();
+                    return Ok(whole::fail(recorder, &face, ended.status, &ended.error).await);
+                }
+                first = &mut sending => first,
+                // The client has waited long enough for a sign of life: its reply begins before the upstream's.
+                () = sleep(self.inner.options.keep_alive) => {
+                    return Ok(self.answer_early(recorder, face, sending));
+                }
+            };
+            let Some((pause, is_plain)) = self.again(&attempt, &first, recorder.call_id) else {
+                if attempt.is_plain && first.as_ref().is_ok_and(|reply| reply.status.is_success()) {
+                    self.inner.upstream.set_refuses_additions();
+                }
+                return Ok(self.answer(recorder, face, first).await);
+            };
+            let call_id = recorder.call_id;
+            if let Err(error) = self.give_up(recorder, first).await {
+                return Ok(reply::with_call_id(face.error(&whole::sink_error(&error)), call_id));
+            }
+            metrics::counter!("lego_proxy_retries_total").increment(1);
+            let next = attempt.number.saturating_add(1);
+            attempt = Attempt { number: next, first: attempt.first.or(Some(call_id)), is_plain };
+            tokio::select! {
+                // The next attempt's record says so.
+                () = self.abort.cancelled() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    fn recorder(&self, attempt: &Attempt, api: ClientApi) -> Result<Recorder, ApiError> {
+        let inner = &self.inner;
+        let (kind, model) = (inner.upstream.kind(), inner.options.upstream_model(&self.request.model));
+        let prepared = if attempt.is_plain {
+            dialect::prepare_plain(kind, self.plan, &self.request, model)
+        } else {
+            dialect::prepare(kind, inner.options.wanted, self.plan, &self.request, model)
+        };
+        let prepared = prepared.map_err(|error| {
+            ApiError::new(400, ErrorType::InvalidRequest, "bad_request", error.to_string())
+        })?;
+        let mut recorder = Recorder::new(
+            Arc::clone(inner),
+            Arc::clone(&self.session),
+            self.tokens.clone(),
+            Arc::clone(&self.slot),
+            (api, self.body.clone()),
+            self.request.clone(),
+            prepared,
+        );
+        recorder.attempt = attempt.number;
+        recorder.retry_of = attempt.first;
+        recorder.conversation_id = self.conversation_id.clone();
+        if attempt.is_plain {
+            recorder.more_reasons.push("capture_refused_by_upstream".to_owned());
+        }
+        Ok(recorder)
+    }
+
+    fn send(&self, body: Bytes) -> Sending {
+        let inner = Arc::clone(&self.inner);
+        let headers = self.headers.clone();
+        let query = self.uri.query().map(str::to_owned);
+        Box::pin(async move {
+            let route = "/chat/completions";
+            inner.upstream.send(Method::POST, route, query.as_deref(), &headers, body).await
+        })
+    }
+
+    /// The pause before another try, and whether that one goes without what lego adds.
+    fn again(
+        &self,
+        attempt: &Attempt,
+        first: &Result<UpstreamReply, UpstreamError>,
+        call_id: CallId,
+    ) -> Option<(Duration, bool)> {
+        let inner = &self.inner;
+        let (status, headers) = match first {
+            Ok(reply) if reply.status.is_success() => return None,
+            Ok(reply) => (Some(reply.status), Some(&reply.headers)),
+            // Whoever let a whole first-byte limit pass is not asked again.
+            Err(error) if error.is_timeout() => return None,
+            Err(_) => (None, None),
+        };
+        // A gateway may refuse what lego adds for capture: the client still gets its reply. vLLM and the embedded
+        // engine ignore unknown keys.
+        let is_refusal = status.is_some_and(|status| matches!(status.as_u16(), 400 | 422));
+        if is_refusal
+            && !attempt.is_plain
+            && inner.options.wanted.logprobs
+            && inner.upstream.kind() == UpstreamKind::Openai
+        {
+            return Some((Duration::ZERO, true));
+        }
+        let status = status.map(|status| status.as_u16());
+        let next = attempt.number.saturating_add(1);
+        let pause = retry::pause(inner.options.retries, next, status, headers, call_id)?;
+        Some((pause, attempt.is_plain))
+    }
+
+    /// Records an attempt that is followed by another.
+    async fn give_up(
+        &self,
+        mut recorder: Recorder,
+        first: Result<UpstreamReply, UpstreamError>,
+    ) -> Result<(), SinkError> {
+        recorder.is_retried = true;
+        let inner = &self.inner;
+        let (status, message) = match first {
+            Ok(UpstreamReply { status, body, .. }) => {
+                recorder.http_status = status.as_u16();
+                match whole::read(&inner.upstream, body, inner.options.stream_buffer_bytes, &self.abort).await
+                {
+                    Ok(text) => {
+                        let clean = inner.upstream.without_key(text);
+                        recorder.error_body(&clean);
+                        let error = whole::upstream_error(inner, status.as_u16(), &clean);
+                        (CallStatus::UpstreamError, error.message)
+                    }
+                    Err(bad) => (bad.status, bad.error.message),
+                }
+            }
+            Err(error) => (CallStatus::UpstreamError, error.to_string()),
+        };
+        recorder.commit(status, Some(message)).await
+    }
+
+    async fn answer(
+        &self,
+        mut recorder: Recorder,
+        face: Face,
+        first: Result<UpstreamReply, UpstreamError>,
+    ) -> Response {
+        let received = match first {
+            Ok(received) => received,
+            Err(error) => {
+                let (status, error) = whole::no_reply(&error);
+                return whole::fail(recorder, &face, status, &error).await;
+            }
+        };
+        if !is_stream(&received) {
+            return whole::answer(&self.inner, recorder, face, received, &self.abort).await;
+        }
+        recorder.http_status = received.status.as_u16();
+        let call_id = recorder.call_id;
+        let headers = upstream::forward_reply_headers(&received.headers);
+        let (inner, abort) = (Arc::clone(&self.inner), self.abort.clone());
+        let relay = Relay::streaming(inner, recorder, face, received.body, abort);
+        reply::with_call_id(stream(headers, relay), call_id)
+    }
+
+    /// Begins the client's reply before the upstream's is known.
+    fn answer_early(&self, mut recorder: Recorder, face: Face, sending: Sending) -> Response {
+        recorder.http_status = 200;
+        let call_id = recorder.call_id;
+        let (inner, abort) = (Arc::clone(&self.inner), self.abort.clone());
+        let response = if self.request.is_stream {
+            let relay = Relay::waiting(inner, recorder, face, sending, abort);
+            stream(HeaderMap::new(), relay)
+        } else {
+            whole::patient(inner, recorder, face, sending, abort)
+        };
+        reply::with_call_id(response, call_id)
+    }
+}
+
+/// True for a success that is an event stream which can be read.
+pub(super) fn is_stream(received: &UpstreamReply) -> bool {
+    let content_type = received.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    received.status.is_success()
+        && content_type.is_some_and(|value| value.starts_with("text/event-stream"))
+        && !whole::is_compressed(&received.headers)
+}
+
+fn stream(mut headers: HeaderMap, relay: Relay) -> Response {
+    reply::stream_headers(&mut headers);
+    let pieces = futures_util::stream::unfold(relay, |mut relay| async move {
+        let piece = relay.next().await?;
+        Some((piece, relay))
+    });
+    let mut response = Response::new(Body::from_stream(pieces));
+    *response.status_mut() = StatusCode::OK;
+    *response.headers_mut() = headers;
+    response
+}
+
+async fn sleep(duration: Option<Duration>) {
+    match duration {
+        Some(duration) => tokio::time::sleep(duration).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn read_body(body: Body, limit: usize) -> Result<Bytes, ApiError> {
+    match Limited::new(body, limit).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => {
+            let message = format!(
+                "the request body is longer than {limit} bytes; raise proxy.max_body_bytes if it should pass"
+            );
+            Err(ApiError::new(413, ErrorType::InvalidRequest, "request_too_large", message))
+        }
+        Err(error) => {
+            let message = format!("the request body broke off: {error}");
+            Err(ApiError::new(400, ErrorType::InvalidRequest, "bad_request", message))
+        }
+    }
+}

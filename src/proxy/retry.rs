@@ -1,0 +1,93 @@
+//! When a call is sent upstream again: only while its client has not had a byte of the reply.
+
+use std::time::Duration;
+
+use http::{HeaderMap, header};
+
+use super::options::Retries;
+use crate::record::CallId;
+
+/// First pause; each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+
+/// The pause before attempt `next` (2 for the first retry); `None`: the failure is the client's to see.
+///
+/// `status` is `None` where no reply began. What another try cannot change (400, 401, 404 …) is not retried, nor
+/// what the upstream wants to be left alone for longer than the configuration allows.
+pub(super) fn pause(
+    retries: Retries,
+    next: u16,
+    status: Option<u16>,
+    headers: Option<&HeaderMap>,
+    call_id: CallId,
+) -> Option<Duration> {
+    let is_passing = matches!(status, None | Some(408 | 429 | 500 | 502 | 503 | 504 | 529));
+    if !is_passing || next > retries.most.saturating_add(1) {
+        return None;
+    }
+    match headers.and_then(retry_after) {
+        Some(asked) => (asked <= retries.longest_wait).then_some(asked),
+        None => Some(jittered(next, call_id).min(retries.longest_wait)),
+    }
+}
+
+/// Exponential, between half and all of its length: calls that failed together do not come back together.
+fn jittered(next: u16, call_id: CallId) -> Duration {
+    let doublings = u32::from(next.saturating_sub(2)).min(16);
+    let full = FIRST_PAUSE.saturating_mul(1 << doublings).min(LONGEST_PAUSE);
+    // The id's last bytes are random.
+    let random =
+        call_id.to_string().bytes().rev().take(4).fold(0u32, |sum, byte| (sum << 4) ^ u32::from(byte));
+    full / 2 + full / 2 * (random % 1000) / 1000
+}
+
+/// `retry-after-ms`, or `Retry-After` in seconds. A date is not read: its clock is not ours.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = |name: &str| headers.get(name)?.to_str().ok()?.trim().parse::<f64>().ok();
+    let seconds =
+        text("retry-after-ms").map(|ms| ms / 1000.0).or_else(|| text(header::RETRY_AFTER.as_str()))?;
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RETRIES: Retries = Retries { most: 2, longest_wait: Duration::from_secs(30) };
+
+    fn after(name: &'static str, value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(http::HeaderName::from_static(name), value.parse().expect("header"))])
+    }
+
+    #[test]
+    fn what_passes_by_itself_is_tried_again_a_few_times() {
+        let id = CallId::now();
+        for status in [None, Some(429), Some(500), Some(502), Some(503), Some(529)] {
+            let first = pause(RETRIES, 2, status, None, id).expect("a retry");
+            assert!(first >= FIRST_PAUSE / 2 && first <= FIRST_PAUSE, "{first:?}");
+            let second = pause(RETRIES, 3, status, None, id).expect("a retry");
+            assert!(second >= FIRST_PAUSE && second <= FIRST_PAUSE * 2, "{second:?}");
+            assert_eq!(pause(RETRIES, 4, status, None, id), None);
+        }
+        for status in [200, 400, 401, 403, 404, 409, 413, 422] {
+            assert_eq!(pause(RETRIES, 2, Some(status), None, id), None, "{status}");
+        }
+        let never = Retries { most: 0, ..RETRIES };
+        assert_eq!(pause(never, 2, None, None, id), None);
+    }
+
+    #[test]
+    fn the_upstream_says_how_long_to_wait() {
+        let id = CallId::now();
+        let wait = |headers: &HeaderMap| pause(RETRIES, 2, Some(429), Some(headers), id);
+        assert_eq!(wait(&after("retry-after", "3")), Some(Duration::from_secs(3)));
+        assert_eq!(wait(&after("retry-after-ms", "250")), Some(Duration::from_millis(250)));
+        assert_eq!(wait(&after("retry-after", "31")), None, "longer than is waited for");
+        for odd in ["-1", "nan", "inf", "Fri, 31 Dec 1999 23:59:59 GMT"] {
+            assert!(wait(&after("retry-after", odd)).expect("a retry") <= FIRST_PAUSE, "{odd}");
+        }
+        let many = Retries { most: u16::MAX, ..RETRIES };
+        assert_eq!(pause(many, u16::MAX, None, None, id).map(|p| p <= LONGEST_PAUSE), Some(true));
+    }
+}

@@ -11,6 +11,13 @@ pub struct ToolCall {
     index: Option<u64>,
 }
 
+impl ToolCall {
+    /// A call that is not from a chat stream: it has no index there.
+    pub fn new(id: impl Into<String>, name: impl Into<String>, arguments: impl Into<String>) -> Self {
+        Self { id: id.into(), name: name.into(), arguments: arguments.into(), index: None }
+    }
+}
+
 /// One element of `tool_calls`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]

@@ -150,10 +150,8 @@ impl Assembler {
         let choice = self.choice();
         let kind = match block.kind.as_deref() {
             Some("tool_use") => {
-                let mut call = ToolCall::default();
-                call.id = block.id.unwrap_or_default();
-                call.name = block.name.unwrap_or_default();
-                choice.tool_calls.push(call);
+                let (id, name) = (block.id.unwrap_or_default(), block.name.unwrap_or_default());
+                choice.tool_calls.push(ToolCall::new(id, name, ""));
                 let input = block.input.map(|input| input.get().to_owned());
                 Block::Call { at: choice.tool_calls.len() - 1, input }
             }

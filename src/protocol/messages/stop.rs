@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     fn call(arguments: &str) -> ToolCall {
-        ToolCall { name: "f".into(), arguments: arguments.into(), ..ToolCall::default() }
+        ToolCall::new("x", "f", arguments)
     }
 
     #[test]

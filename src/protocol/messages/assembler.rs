@@ -86,7 +86,9 @@ impl Assembler {
                 }
             }
             "content_block_start" => {
-                if let Some(block) = event.content_block {
+                if let Some(mut block) = event.content_block {
+                    // An empty input only says that fragments will follow, or none.
+                    block.input = block.input.filter(|input| !is_empty_object(input.get()));
                     self.start(event.index.unwrap_or(0), block);
                 }
             }
@@ -184,7 +186,7 @@ impl Assembler {
         let Some(Block::Call { at, input }) = self.blocks.remove(&index) else {
             return false;
         };
-        // A body, and servers that stream no fragments, give the input at once; streams begin with an empty one.
+        // A body, and servers that stream no fragments, give the input at once.
         if let (Some(input), Some(call)) = (input, self.choice().tool_calls.get_mut(at))
             && call.arguments.is_empty()
         {
@@ -210,6 +212,12 @@ impl Assembler {
     fn choice(&mut self) -> &mut Choice {
         self.reply.choices.entry(0).or_default()
     }
+}
+
+fn is_empty_object(json: &str) -> bool {
+    json.strip_prefix('{')
+        .and_then(|rest| rest.strip_suffix('}'))
+        .is_some_and(|inner| inner.trim().is_empty())
 }
 
 /// The bytes to read: a copy in which numbers that JSON has not are null, if there are such.

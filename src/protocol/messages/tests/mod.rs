@@ -176,7 +176,7 @@ fn assert_same(back: &Choice, chat: &Choice, is_exact: bool) {
     for (back, chat) in back.tool_calls.iter().zip(&chat.tool_calls) {
         assert_eq!(back.name, chat.name);
         if !chat.id.is_empty() {
-            assert_eq!(ids::to_upstream(back.id.clone()), chat.id);
+            assert!(back.id == chat.id || ids::to_upstream(back.id.clone()) == chat.id, "{back:?} {chat:?}");
         }
         if is_exact || json_object(&chat.arguments).is_none() {
             assert_eq!(back.arguments, chat.arguments);

@@ -3,11 +3,9 @@
 //! It fills the same [`Reply`] that a chat reply fills: one choice, argument bytes as they were streamed, the stop
 //! reason as it came. Usage is set when the stream tells its end: what `message_start` counts as output is no count.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use crate::protocol::chat::{Choice, Fed, Reply, ReplyError, ReplyUsage, ToolCall};
@@ -56,9 +54,13 @@ impl Assembler {
     /// # Errors
     /// [`ReplyError`] when it is not JSON of the protocol's shapes; nothing was added.
     pub fn event(&mut self, name: &str, data: &[u8]) -> Result<Assembled, ReplyError> {
-        let data = readable(data);
-        let event: EventView<'_> = serde_json::from_slice(&data)?;
-        Ok(self.add_event(name, event))
+        match serde_json::from_slice(data) {
+            Ok(event) => Ok(self.add_event(name, event)),
+            Err(error) => match json::without_bad_numbers(data) {
+                Some(clean) => Ok(self.add_event(name, serde_json::from_slice(&clean)?)),
+                None => Err(error.into()),
+            },
+        }
     }
 
     /// Adds a whole body, a message or an error.
@@ -66,9 +68,13 @@ impl Assembler {
     /// # Errors
     /// [`ReplyError`] when it is not JSON of the protocol's shapes; nothing was added.
     pub fn body(&mut self, data: &[u8]) -> Result<Assembled, ReplyError> {
-        let data = readable(data);
-        let message: MessageView<'_> = serde_json::from_slice(&data)?;
-        let mut done = self.add_body(message);
+        let mut done = match serde_json::from_slice(data) {
+            Ok(message) => self.add_body(message),
+            Err(error) => match json::without_bad_numbers(data) {
+                Some(clean) => self.add_body(serde_json::from_slice(&clean)?),
+                None => return Err(error.into()),
+            },
+        };
         done.must_hold = true;
         done.is_end = true;
         Ok(done)
@@ -218,14 +224,6 @@ fn is_empty_object(json: &str) -> bool {
     json.strip_prefix('{')
         .and_then(|rest| rest.strip_suffix('}'))
         .is_some_and(|inner| inner.trim().is_empty())
-}
-
-/// The bytes to read: a copy in which numbers that JSON has not are null, if there are such.
-fn readable(data: &[u8]) -> Cow<'_, [u8]> {
-    if serde_json::from_slice::<IgnoredAny>(data).is_ok() {
-        return Cow::Borrowed(data);
-    }
-    json::without_bad_numbers(data).map_or(Cow::Borrowed(data), Cow::Owned)
 }
 
 #[derive(Deserialize)]

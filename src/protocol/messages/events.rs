@@ -128,8 +128,12 @@ impl Events {
     }
 
     fn string(&mut self, text: &str) {
-        let quoted = serde_json::Value::from(text).to_string();
-        push_line_safe(&mut self.bytes, quoted.as_bytes());
+        if text.contains(['\u{2028}', '\u{2029}', '\u{85}']) {
+            push_line_safe(&mut self.bytes, serde_json::Value::from(text).to_string().as_bytes());
+        } else {
+            // Neither a string nor a `Vec` makes this fail.
+            let _ = serde_json::to_writer(&mut self.bytes, text);
+        }
     }
 }
 

@@ -109,3 +109,39 @@ fn an_input_that_comes_at_once_is_kept_and_an_error_body_is_an_error() {
     assert!(done.fed.has_error && !done.fed.has_finish);
     assert_eq!(assembler.into_reply().error.as_deref(), Some("api_error: no"));
 }
+
+#[test]
+fn a04_a_stream_that_was_cut_never_says_its_end() {
+    let stream = fixture("wire/anthropic_tools_stream.sse");
+    let all = events(&stream);
+    for kept in 0..all.len() {
+        let mut assembler = Assembler::default();
+        let mut is_ended = false;
+        for (name, data) in &all[..kept] {
+            is_ended |= assembler.event(name, data).expect("an event").is_end;
+        }
+        assert!(!is_ended);
+        let has_finish = assembler.reply().choices.values().any(|choice| choice.finish_reason.is_some());
+        assert_eq!(has_finish, kept == all.len() - 1);
+    }
+}
+
+#[test]
+fn b14_cached_tokens_are_part_of_the_prompt_again() {
+    let body = json!({"type": "message", "content": [], "stop_reason": "end_turn", "usage":
+        {"input_tokens": 7, "cache_read_input_tokens": 9_990, "cache_creation_input_tokens": 3, "output_tokens": 2}});
+    let mut assembler = Assembler::default();
+    assembler.body(body.to_string().as_bytes()).expect("body");
+    let usage = assembler.into_reply().usage.expect("usage");
+    assert_eq!((usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens), (10_000, Some(9_990), 2));
+}
+
+#[test]
+fn c07_numbers_that_are_not_json_do_not_stop_the_reading() {
+    let mut assembler = Assembler::default();
+    let event = br#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"a"},"logprob":-Infinity}"#;
+    assembler.event("content_block_delta", event).expect("an event");
+    assert_eq!(assembler.reply().choices[&0].text, "a");
+    assert!(assembler.event("content_block_delta", b"{\"type\":").is_err());
+    assert_eq!(assembler.reply().choices[&0].text, "a");
+}

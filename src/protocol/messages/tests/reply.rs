@@ -165,6 +165,63 @@ fn what_follows_a_closed_call_is_refused_unless_it_is_white_space() {
 }
 
 #[test]
+fn a16_calls_are_told_apart_however_they_are_numbered() {
+    let f = |name: &str, arguments: &str| json!({"name": name, "arguments": arguments});
+    let shapes = [
+        json!([
+            {"index": 0, "id": "x", "function": f("f", "")}, {"index": 0, "function": {"arguments": "{\"a\":"}},
+            {"index": 1, "id": "y", "function": f("g", "")}, {"index": 0, "function": {"arguments": "1}"}},
+            {"index": 1, "function": {"arguments": "{\"b\":2}"}}
+        ]),
+        json!([
+            {"id": "x", "function": f("f", "{\"a\":")}, {"function": {"arguments": "1}"}},
+            {"id": "y", "function": f("g", "{\"b\":")}, {"function": {"arguments": "2}"}}
+        ]),
+        json!([
+            {"index": 0, "id": "x", "function": f("f", "{\"a\":1}")},
+            {"index": 0, "id": "y", "function": f("g", "{\"b\":2}")}
+        ]),
+        json!([{"index": 0, "function": f("f", "{\"a\":1}")}, {"index": 0, "function": f("g", "{\"b\":2}")}]),
+        json!([
+            {"index": 0, "id": "x", "function": f("f", "")},
+            {"index": 0, "id": "", "function": {"name": "", "arguments": "{\"a\":1}"}},
+            {"index": 1, "id": "y", "function": f("g", "")},
+            {"index": 1, "id": " ", "function": {"name": null, "arguments": "{\"b\":2}"}}
+        ]),
+        json!([
+            {"index": 0, "id": "x", "function": f("f", "{\"a\":1}")},
+            {"index": 0, "id": "y", "function": f("g", "")}, {"index": 1, "function": {"arguments": "{\"b\":2}"}}
+        ]),
+        json!([
+            {"index": 0, "id": "x", "function": f("f", "{\"a\":")}, {"index": 0, "id": "x", "function": f("f", "1}")},
+            {"index": 1, "id": "y", "function": f("g", "{\"b\":")}, {"index": 1, "id": "y", "function": f("g", "2}")}
+        ]),
+        json!([
+            {"index": 0, "function": f("f", "")}, {"index": 0, "id": "x", "function": {"arguments": "{\"a\":1}"}},
+            {"index": 1, "function": f("g", "")}, {"index": 1, "id": "y", "function": {"arguments": "{\"b\":2}"}}
+        ]),
+    ];
+    for shape in shapes {
+        let mut chunks: Vec<_> = shape
+            .as_array()
+            .expect("list")
+            .iter()
+            .map(|fragment| delta(json!({"tool_calls": [fragment]})))
+            .collect();
+        chunks.push(finish("tool_calls"));
+        let steps = write(&chunks);
+        checked(&steps);
+        let back = assemble(&joined(&steps));
+        let calls: Vec<_> = back.choices[&0]
+            .tool_calls
+            .iter()
+            .map(|call| (call.name.as_str(), call.arguments.as_str()))
+            .collect();
+        assert_eq!(calls, [("f", "{\"a\":1}"), ("g", "{\"b\":2}")], "{shape}");
+    }
+}
+
+#[test]
 fn b12_a_reply_of_nothing_is_one_empty_text_block() {
     let steps = write(&[delta(json!({"role": "assistant", "content": ""})), finish("stop")]);
     assert_eq!(outline(&checked(&steps)), ["message_start", "+text", "-0", "end_turn", "message_stop"]);

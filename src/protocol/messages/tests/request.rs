@@ -108,6 +108,19 @@ fn b02_thinking_is_never_content_and_the_turn_is_one_message() {
 }
 
 #[test]
+fn b01_no_signature_is_sent_where_nobody_can_check_it() {
+    let chat = chat_of(&with(json!({"messages": [
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "plan", "signature": "SIGNED"}, {"type": "redacted_thinking", "data": "SEALED"},
+            {"type": "tool_use", "id": "x", "name": "f", "input": {}},
+        ]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": "r"}]},
+    ]})));
+    assert_eq!(chat["messages"][0]["reasoning_content"], "plan");
+    assert!(!chat.to_string().contains("SIGNED") && !chat.to_string().contains("SEALED"));
+}
+
+#[test]
 fn c14_tool_inputs_keep_their_bytes() {
     let input = r#"{"b":  1.50, "a":"\u00e9\/", "n":12345678901234567890123, "a":2}"#;
     let text = format!(

@@ -4,6 +4,7 @@
 //! - [`json`]: byte spans of JSON members and edits on them, so that text is changed without re-serialising it.
 //! - [`chat`]: OpenAI's chat protocol: the request as lego needs it, the assembler of replies, what is cut out.
 //! - [`translate`]: other protocols in front of a chat upstream.
+//! - [`messages`]: Anthropic's Messages protocol on that seam.
 //! - [`error`]: the error body that clients of that protocol understand.
 //!
 //! Invariants:
@@ -18,5 +19,6 @@
 pub mod chat;
 pub mod error;
 pub mod json;
+pub mod messages;
 pub mod sse;
 pub mod translate;

@@ -10,3 +10,4 @@ pub use cut::{Cut, CutError, CutReply, Unasked, cut};
 pub use reply::{Choice, Fed, Reply, ReplyError, ReplyUsage, VersionSpan};
 pub use request::{Request, RequestError, set_members};
 pub use tools::ToolCall;
+pub(in crate::protocol) use tools::{Fragment, add as add_fragment};

@@ -11,10 +11,17 @@ pub struct ToolCall {
     index: Option<u64>,
 }
 
+impl ToolCall {
+    /// A call that is not from a chat stream: it has no index there.
+    pub fn new(id: impl Into<String>, name: impl Into<String>, arguments: impl Into<String>) -> Self {
+        Self { id: id.into(), name: name.into(), arguments: arguments.into(), index: None }
+    }
+}
+
 /// One element of `tool_calls`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Fragment {
+pub(in crate::protocol) struct Fragment {
     index: Option<u64>,
     id: Option<String>,
     function: Option<Function>,
@@ -28,8 +35,9 @@ struct Function {
 }
 
 /// Adds a fragment to the call it belongs to. Servers leave `index` out, send 0 for every call, repeat `id` on each
-/// fragment or leave it blank on later ones; a fragment opens a new call when its id or name says so.
-pub(super) fn add(calls: &mut Vec<ToolCall>, fragment: Fragment) {
+/// fragment or leave it blank on later ones; a fragment opens a new call when its id or name says so. Gives the place
+/// of the call.
+pub(in crate::protocol) fn add(calls: &mut Vec<ToolCall>, fragment: Fragment) -> usize {
     let id = fragment.id.filter(|id| !id.trim().is_empty());
     let function = fragment.function.unwrap_or_default();
     let name = function.name.filter(|name| !name.is_empty());
@@ -65,6 +73,7 @@ pub(super) fn add(calls: &mut Vec<ToolCall>, fragment: Fragment) {
         call.name = name;
     }
     call.arguments.push_str(function.arguments.as_deref().unwrap_or_default());
+    at
 }
 
 fn is_complete(arguments: &str) -> bool {

@@ -5,8 +5,9 @@ mod cut;
 mod reply;
 mod request;
 mod tools;
+mod view;
 
 pub use cut::{Cut, CutError, CutReply, Unasked, cut};
-pub use reply::{Choice, Fed, Reply, ReplyError, ReplyUsage, VersionSpan};
+pub use reply::{Choice, Fed, IdsFrom, Reply, ReplyError, ReplyUsage, StopMatch, VersionSpan};
 pub use request::{Request, RequestError, set_members};
 pub use tools::ToolCall;

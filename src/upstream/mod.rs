@@ -4,6 +4,7 @@
 //!   be cut out of the reply because of it (law 5).
 //! - [`Capabilities`]: what an upstream can give, as a probe's reply showed it.
 //! - [`routing`]: expert routing out of replies.
+//! - [`sglang_generate`]: replies of SGLang's native endpoint.
 //! - [`Upstream`]: the transport. Plain http goes over a connection pool of our own on `hyper` ([`pool`]), https and
 //!   proxied hosts over `reqwest`, the embedded engine over its in-process `axum` router.
 //!
@@ -19,6 +20,7 @@ mod headers;
 mod pool;
 mod probe;
 pub mod routing;
+pub mod sglang_generate;
 mod transport;
 mod url;
 

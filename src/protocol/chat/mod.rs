@@ -1,7 +1,8 @@
 //! OpenAI's chat protocol: [`Request`] as lego needs it, [`Reply`] assembled from a copy of what came back, and
-//! [`Cut`], which takes what lego caused out of the original bytes.
+//! [`Cut`], which takes what lego caused out of the original bytes. [`destream`] makes a stream's events of a body.
 
 mod cut;
+pub mod destream;
 mod reply;
 mod request;
 mod tools;

@@ -199,7 +199,7 @@ impl Choice {
     fn add(&mut self, view: ChoiceView<'_>) -> bool {
         if let Some(delta) = view.delta.or(view.message) {
             self.text.push_str(delta.content.as_deref().unwrap_or_default());
-            let reasoning = delta.reasoning.or(delta.reasoning_content);
+            let reasoning = delta.reasoning.filter(|text| !text.is_empty()).or(delta.reasoning_content);
             self.reasoning.push_str(reasoning.as_deref().unwrap_or_default());
             for fragment in delta.tool_calls.unwrap_or_default() {
                 tools::add(&mut self.tool_calls, fragment);

@@ -13,6 +13,9 @@ pub(super) const VERSION_KEY: &str = "lego.schema_version";
 /// Columns with bodies: large, without statistics or dictionary, and not read unless asked for.
 pub(super) const BODIES: [&str; 3] = ["client_request", "upstream_request", "response"];
 
+/// The column with expert ids: large too, but a part of the tokens.
+pub(super) const ROUTING: &str = "routing";
+
 fn list(of: DataType) -> DataType {
     DataType::List(Arc::new(Field::new("element", of, true)))
 }
@@ -112,7 +115,7 @@ pub(super) fn schema() -> SchemaRef {
         required("trainable", Boolean),
         nullable("not_trainable_reasons", list(Utf8)),
     ];
-    let fields = fields.into_iter().chain(declared());
+    let fields = fields.into_iter().chain(declared()).chain(routing());
     Arc::new(Schema::new(fields.collect::<Vec<_>>()))
 }
 
@@ -131,7 +134,16 @@ pub(super) fn declared() -> Vec<Field> {
         ("top_logprobs", top_logprobs),
         ("prompt_logprobs", list(Float32)),
         ("sampling_mask", sampling_mask),
-        ("routing", Binary),
+    ]
+    .into_iter()
+    .map(|(name, of)| Field::new(name, of, true))
+    .collect()
+}
+
+/// Expert routing: all null, or none.
+fn routing() -> Vec<Field> {
+    [
+        (ROUTING, Binary),
         ("routing_start", UInt32),
         ("routing_rows", UInt32),
         ("routing_layers", UInt32),

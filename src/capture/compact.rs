@@ -136,7 +136,8 @@ fn memory_bytes(call: &Call) -> usize {
     let ids = [&call.prompt_token_ids, &call.completion_token_ids];
     let ids: usize = ids.into_iter().flatten().map(|ids| 4 * ids.len()).sum();
     let logprobs = call.completion_logprobs.as_ref().map_or(0, |values| 8 * values.len());
-    size_of::<Call>() + bodies + ids + logprobs + call.text.as_ref().map_or(0, String::len)
+    let routing = call.routing.as_ref().map_or(0, |routing| routing.data().len());
+    size_of::<Call>() + bodies + ids + logprobs + routing + call.text.as_ref().map_or(0, String::len)
 }
 
 fn properties() -> WriterProperties {
@@ -159,7 +160,7 @@ fn properties() -> WriterProperties {
     for name in ["call_id", "received_at"] {
         properties = properties.set_column_statistics_enabled(name.into(), EnabledStatistics::Chunk);
     }
-    for name in columns::BODIES {
+    for name in columns::BODIES.into_iter().chain([columns::ROUTING]) {
         properties = properties.set_column_dictionary_enabled(name.into(), false);
     }
     // Log-probs hardly repeat: their bytes compress better one plane after the other.

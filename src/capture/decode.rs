@@ -3,16 +3,19 @@
 use std::str::FromStr;
 
 use arrow::array::{
-    Array, ArrayRef, AsArray, BooleanArray, ListArray, RecordBatch, StringArray, StructArray, UInt64Array,
+    Array, ArrayRef, AsArray, BinaryArray, BooleanArray, ListArray, RecordBatch, StringArray, StructArray,
+    UInt32Array, UInt64Array,
 };
 use arrow::datatypes::{
     Float32Type, Float64Type, Int32Type, Int64Type, TimestampMicrosecondType, UInt32Type, UInt64Type,
 };
+use bytes::Bytes;
 use serde_json::value::RawValue;
 
+use super::columns;
 use crate::record::{
-    Call, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, LogprobSemantics, Sampling,
-    UpstreamKind, Usage, WeightSource, WeightSpan,
+    Call, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, LayerAxis, LogprobSemantics, Routing,
+    RoutingDtype, RoutingShape, Sampling, UpstreamKind, Usage, WeightSource, WeightSpan,
 };
 
 type Decoded<T> = Result<T, String>;
@@ -69,6 +72,7 @@ fn call(row: Row<'_>) -> Decoded<Call> {
         sampling_sent: row.sampling("sampling_sent")?,
         weight_spans: row.weight_spans()?,
         weight_source: row.named("weight_source", WeightSource::from_name)?,
+        routing: row.routing()?,
         text: row.text("text")?,
         tool_calls: row.tool_calls()?,
         finish_reason: row.text("finish_reason")?,
@@ -203,6 +207,27 @@ impl<'a> Row<'a> {
             cached_tokens: fields.count("cached_tokens"),
             reasoning_tokens: fields.count("reasoning_tokens"),
         }))
+    }
+
+    fn number(self, name: &str) -> Decoded<u32> {
+        let column = self.cell::<UInt32Array>(name)?;
+        self.needed(name, column.map(|column| column.value(self.row)))
+    }
+
+    fn routing(self) -> Decoded<Option<Routing>> {
+        let Some(column) = self.cell::<BinaryArray>(columns::ROUTING)? else {
+            return Ok(None);
+        };
+        let shape = RoutingShape {
+            start: self.number("routing_start")?,
+            rows: self.number("routing_rows")?,
+            layers: self.number("routing_layers")?,
+            layer_axis: self.named("routing_layer_axis", LayerAxis::from_name)?,
+            top_k: self.number("routing_top_k")?,
+            dtype: self.named("routing_dtype", RoutingDtype::from_name)?,
+        };
+        let data = Bytes::copy_from_slice(column.value(self.row));
+        Routing::new(shape, data).map(Some).map_err(|error| format!("column routing: {error}"))
     }
 
     fn weight_spans(self) -> Decoded<Option<Vec<WeightSpan>>> {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use arrow::array::{
-    ArrayRef, BooleanArray, Float32Builder, Float64Array, Int32Array, Int64Array, ListArray, ListBuilder,
-    RecordBatch, StringArray, StringBuilder, StructArray, TimestampMicrosecondArray, UInt32Array,
-    UInt32Builder, UInt64Array, new_null_array,
+    ArrayRef, BinaryArray, BooleanArray, Float32Builder, Float64Array, Int32Array, Int64Array, ListArray,
+    ListBuilder, RecordBatch, StringArray, StringBuilder, StructArray, TimestampMicrosecondArray,
+    UInt32Array, UInt32Builder, UInt64Array, new_null_array,
 };
 use arrow::buffer::{NullBuffer, OffsetBuffer};
 use arrow::datatypes::{DataType, Field};
@@ -13,7 +13,7 @@ use arrow::error::ArrowError;
 use serde_json::value::RawValue;
 
 use super::columns;
-use crate::record::{Call, CallId, Sampling};
+use crate::record::{Call, CallId, RoutingShape, Sampling};
 
 /// One row a call, all columns of [`columns::schema`].
 pub(super) fn batch(calls: &[Call]) -> Result<RecordBatch, ArrowError> {
@@ -82,6 +82,7 @@ pub(super) fn batch(calls: &[Call]) -> Result<RecordBatch, ArrowError> {
     ];
     let declared = columns::declared();
     arrays.extend(declared.iter().map(|field| new_null_array(field.data_type(), calls.len())));
+    arrays.extend(routing(calls));
     RecordBatch::try_new(columns::schema(), arrays)
 }
 
@@ -186,6 +187,27 @@ fn tool_calls(calls: &[Call]) -> Result<ArrayRef, ArrowError> {
             Arc::new(BooleanArray::from_iter(tools.iter().map(|t| Some(t.arguments_valid_json)))),
         ]
     })
+}
+
+fn routing(calls: &[Call]) -> [ArrayRef; 7] {
+    let number = |get: fn(&RoutingShape) -> u32| -> ArrayRef {
+        let shapes = calls.iter().map(|c| c.routing.as_ref().map(|routing| get(routing.shape())));
+        Arc::new(UInt32Array::from_iter(shapes))
+    };
+    let name = |get: fn(&RoutingShape) -> &'static str| -> ArrayRef {
+        let shapes = calls.iter().map(|c| c.routing.as_ref().map(|routing| get(routing.shape())));
+        Arc::new(StringArray::from_iter(shapes))
+    };
+    let data = calls.iter().map(|c| c.routing.as_ref().map(|routing| routing.data().as_ref()));
+    [
+        Arc::new(BinaryArray::from_iter(data)),
+        number(|shape| shape.start),
+        number(|shape| shape.rows),
+        number(|shape| shape.layers),
+        name(|shape| shape.layer_axis.as_str()),
+        number(|shape| shape.top_k),
+        name(|shape| shape.dtype.as_str()),
+    ]
 }
 
 fn usage(calls: &[Call]) -> Result<ArrayRef, ArrowError> {

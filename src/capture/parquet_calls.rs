@@ -17,8 +17,11 @@ use super::reader::Query;
 use super::{columns, decode};
 use crate::record::{Call, SCHEMA_VERSION};
 
-/// Rows decoded at a time.
+/// Most rows decoded at a time.
 const BATCH_ROWS: usize = 64;
+/// Rows decoded at a time hold about this much: bodies and routing can be tens of MB a row, and an Arrow column
+/// holds 2 GiB at most.
+const BATCH_BYTES: i64 = 128 << 20;
 
 pub(super) struct ParquetCalls {
     path: PathBuf,
@@ -104,7 +107,13 @@ fn plan(
         Box::new(predicate) as Box<dyn ArrowPredicate>
     });
     let filter = RowFilter::new(predicates.collect());
-    let builder = builder.with_batch_size(BATCH_ROWS).with_row_groups(groups);
+    let row_bytes = groups.iter().map(|&group| {
+        let group = builder.metadata().row_group(group);
+        group.total_byte_size() / group.num_rows().max(1)
+    });
+    let rows = BATCH_BYTES / row_bytes.max().unwrap_or(1).max(1);
+    let rows = usize::try_from(rows).unwrap_or(BATCH_ROWS).clamp(1, BATCH_ROWS);
+    let builder = builder.with_batch_size(rows).with_row_groups(groups);
     builder.with_projection(mask).with_row_filter(filter).build()
 }
 

@@ -1,14 +1,15 @@
 //! One `append`'s calls as the bytes of one journal frame, and back.
 //!
-//! A record is the call as JSON without its per-token lists, then those lists as raw little-endian numbers:
-//! bodies are copied as they are, and ids and log-probs keep their bits at memory speed.
+//! A record is the call as JSON without its per-token lists and its routing, then those as raw little-endian
+//! numbers: bodies are copied as they are, and ids, log-probs and expert ids keep their bits at memory speed.
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::record::{Call, SinkError};
+use crate::record::{Call, Routing, RoutingShape, SinkError};
 
-/// Version of this encoding, in each frame.
-const ENCODING: u8 = 1;
+/// Version of this encoding, in each frame. 1 had no routing, and is read as well.
+const ENCODING: u8 = 2;
 
 /// Which lists a record has, and how long they are.
 #[derive(Serialize, Deserialize)]
@@ -16,6 +17,8 @@ struct Lists {
     prompt: Option<u32>,
     completion: Option<u32>,
     logprobs: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    routing: Option<RoutingShape>,
 }
 
 #[derive(Serialize)]
@@ -38,10 +41,12 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Vec<u8>, SinkError> {
         let prompt = call.prompt_token_ids.take();
         let completion = call.completion_token_ids.take();
         let logprobs = call.completion_logprobs.take();
+        let routing = call.routing.take();
         let lists = Lists {
             prompt: length(prompt.as_deref(), &call)?,
             completion: length(completion.as_deref(), &call)?,
             logprobs: length(logprobs.as_deref(), &call)?,
+            routing: routing.as_ref().map(|routing| *routing.shape()),
         };
         let refused = |reason: String| SinkError::Refused { call_id: call.call_id.to_string(), reason };
         let at = out.len();
@@ -62,6 +67,9 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Vec<u8>, SinkError> {
                 out.push(bits.sum());
             }
             out.extend(logprobs.iter().flat_map(|v| v.unwrap_or(0.0).to_bits().to_le_bytes()));
+        }
+        if let Some(routing) = routing {
+            out.extend_from_slice(routing.data());
         }
         if out.len() > super::frame::MAX_PAYLOAD {
             return Err(refused("with its tokens it is over 1 GiB".to_owned()));
@@ -88,7 +96,7 @@ fn push_len(out: &mut Vec<u8>, len: usize) {
 pub(super) fn decode(payload: &[u8]) -> Result<Vec<Call>, String> {
     let mut rest = Cursor(payload);
     let encoding = rest.take(1)?[0];
-    if encoding != ENCODING {
+    if !(1..=ENCODING).contains(&encoding) {
         return Err(format!("journal encoding {encoding} is newer than this lego's {ENCODING}"));
     }
     let count = rest.number()?;
@@ -107,6 +115,12 @@ pub(super) fn decode(payload: &[u8]) -> Result<Vec<Call>, String> {
                 .enumerate()
                 .map(|(i, bits)| (validity[i / 8] >> (i % 8) & 1 == 1).then(|| f32::from_bits(bits)));
             call.completion_logprobs = Some(values.collect());
+        }
+        if let Some(shape) = lists.routing {
+            let bytes = shape.ids().and_then(|ids| ids.checked_mul(shape.dtype.bytes()));
+            let data = rest.take(bytes.ok_or("a routing is larger than memory")?)?;
+            let routing = Routing::new(shape, Bytes::copy_from_slice(data));
+            call.routing = Some(routing.map_err(|error| error.to_string())?);
         }
         calls.push(call);
     }

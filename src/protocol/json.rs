@@ -191,6 +191,40 @@ pub fn without_bad_numbers(text: &[u8]) -> Option<Vec<u8>> {
     (!edits.is_empty()).then(|| apply(text, &edits))
 }
 
+/// Appends JSON text on one line: white space between values goes, and what a reader of lines could take for a line
+/// end inside a string (control characters, U+0085, U+2028, U+2029) is escaped. Values stay the same.
+pub fn push_compact(out: &mut Vec<u8>, text: &[u8]) {
+    let mut is_string = false;
+    let mut is_escaped = false;
+    let mut at = 0;
+    while let Some(&byte) = text.get(at) {
+        let rest = &text[at..];
+        let escape = match byte {
+            _ if !is_string => None,
+            0..=0x1f => Some((format!("\\u{byte:04x}"), 1)),
+            0xc2 if rest.starts_with("\u{85}".as_bytes()) => Some(("\\u0085".to_owned(), 2)),
+            0xe2 if rest.starts_with("\u{2028}".as_bytes()) => Some(("\\u2028".to_owned(), 3)),
+            0xe2 if rest.starts_with("\u{2029}".as_bytes()) => Some(("\\u2029".to_owned(), 3)),
+            _ => None,
+        };
+        if let Some((escape, length)) = escape {
+            out.extend_from_slice(escape.as_bytes());
+            is_escaped = false;
+            at += length;
+            continue;
+        }
+        if is_string {
+            is_string = is_escaped || byte != b'"';
+            is_escaped = byte == b'\\' && !is_escaped;
+            out.push(byte);
+        } else if !matches!(byte, b' ' | b'\t' | b'\n' | b'\r') {
+            is_string = byte == b'"';
+            out.push(byte);
+        }
+        at += 1;
+    }
+}
+
 fn open(text: &[u8], at: usize, bracket: u8, expected: &'static str) -> Result<usize, ScanError> {
     let at = skip_space(text, at);
     if text.get(at) == Some(&bracket) {
@@ -304,10 +338,22 @@ mod tests {
         }
 
         #[test]
+        fn compact_text_is_one_line_with_the_same_value(value in value(), odd in "[\u{85}\u{2028}\u{2029}é]{0,4}") {
+            let value = Value::from(vec![value, Value::from(odd)]);
+            let mut out = Vec::new();
+            push_compact(&mut out, &serde_json::to_vec_pretty(&value).unwrap());
+            prop_assert_eq!(&serde_json::from_slice::<Value>(&out).unwrap(), &value);
+            let text = String::from_utf8(out).unwrap();
+            let has_line_end = text.contains(['\n', '\r', '\u{85}', '\u{2028}', '\u{2029}']);
+            prop_assert!(!has_line_end);
+        }
+
+        #[test]
         fn scanning_arbitrary_bytes_never_panics(text in prop::collection::vec(any::<u8>(), 0..64)) {
             let _ = members(&text, 0);
             let _ = elements(&text, 0);
             let _ = without_bad_numbers(&text);
+            push_compact(&mut Vec::new(), &text);
         }
     }
 

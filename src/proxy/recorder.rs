@@ -16,7 +16,8 @@ use crate::record::{
     Call, CallId, CallStatus, CapturedToolCall, ClientApi, IdsSource, SCHEMA_VERSION, SinkError, Usage,
     WeightSource, WeightSpan,
 };
-use crate::upstream::dialect::Prepared;
+use crate::upstream;
+use crate::upstream::dialect::{self, Prepared};
 
 /// One call from its admission until it is durable.
 pub(super) struct Recorder {
@@ -260,7 +261,12 @@ impl Recorder {
         let source = |has_ids: bool| {
             if has_ids { IdsSource::Engine } else { IdsSource::Absent }
         };
-        let (weight_spans, weight_source) = self.weights(choice);
+        let told = dialect::told_weights(&self.reply, choice);
+        let (weight_spans, weight_source) = told.unwrap_or_else(|| self.weights(choice));
+        let routing = {
+            let hint = self.inner.upstream.routing_hint();
+            upstream::routing::captured(kind, hint, &self.request, &self.reply, choice)
+        };
         let upstream_request = (self.prepared.body != self.client.1).then(|| raw(&self.prepared.body));
         Call {
             schema_version: SCHEMA_VERSION,
@@ -294,13 +300,14 @@ impl Recorder {
             prompt_token_ids: self.reply.prompt_token_ids.clone(),
             prompt_ids_source: source(self.reply.prompt_token_ids.is_some()),
             completion_token_ids: choice.token_ids.clone(),
-            completion_ids_source: source(choice.token_ids.is_some()),
+            completion_ids_source: dialect::completion_ids_source(choice),
             completion_logprobs: choice.logprobs.clone(),
             logprob_semantics: self.prepared.logprob_semantics,
             sampling_requested: self.prepared.sampling_requested.clone(),
             sampling_sent: self.prepared.sampling_sent.clone(),
             weight_spans,
             weight_source,
+            routing: routing.routing,
             text: self.reply.choices.contains_key(&index).then(|| choice.text.clone()),
             tool_calls: (!choice.tool_calls.is_empty()).then(|| tool_calls(choice)),
             finish_reason: choice.finish_reason.clone(),
@@ -313,7 +320,7 @@ impl Recorder {
             status,
             error,
             trainable: false,
-            not_trainable_reasons: Vec::new(),
+            not_trainable_reasons: routing.reason.map(str::to_owned).into_iter().collect(),
         }
     }
 

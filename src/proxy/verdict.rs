@@ -3,9 +3,10 @@
 use crate::record::{Call, CallKind, CallStatus, IdsSource, LogprobSemantics, WeightSource};
 use crate::upstream::dialect;
 
-/// The reasons; none: trainable. `sampled_in_call` is the number of ids over all choices of the call.
+/// The reasons; none: trainable. `sampled_in_call` is the number of ids over all choices of the call. What the
+/// record says already (its routing could not be read) stays.
 pub(super) fn reasons(call: &Call, sampled_in_call: u64, is_constrained: bool) -> Vec<String> {
-    let mut found: Vec<String> = Vec::new();
+    let mut found: Vec<String> = call.not_trainable_reasons.clone();
     let mut say = |reason: &str| found.push(reason.to_owned());
     if call.status != CallStatus::Ok {
         say(&format!("status_{}", call.status.as_str()));
@@ -13,8 +14,10 @@ pub(super) fn reasons(call: &Call, sampled_in_call: u64, is_constrained: bool) -
     if !matches!(call.kind, CallKind::Policy | CallKind::Unknown) {
         say(&format!("kind_{}", call.kind.as_str()));
     }
-    let prompt = call.prompt_token_ids.as_ref().filter(|_| call.prompt_ids_source == IdsSource::Engine);
-    let ids = call.completion_token_ids.as_ref().filter(|_| call.completion_ids_source == IdsSource::Engine);
+    let is_exact =
+        |source| matches!(source, IdsSource::Engine | IdsSource::SentByUs | IdsSource::TokenIdStrings);
+    let prompt = call.prompt_token_ids.as_ref().filter(|_| is_exact(call.prompt_ids_source));
+    let ids = call.completion_token_ids.as_ref().filter(|_| is_exact(call.completion_ids_source));
     match prompt {
         None => say("no_prompt_token_ids"),
         Some(ids) if ids.is_empty() => say("empty_prompt"),

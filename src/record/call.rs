@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{CallId, SessionId, TaskId, TrialId};
+use super::{CallId, Routing, SessionId, TaskId, TrialId};
 
 /// Version of the record's schema, in the files' metadata and in each row.
 pub const SCHEMA_VERSION: u16 = 1;
@@ -96,15 +96,19 @@ name_enum!(
         Sglang = "sglang",
         /// An OpenAI-compatible gateway that gives no token ids.
         Openai = "openai",
+        /// A server that speaks Anthropic's Messages itself, and gives no token ids.
+        Anthropic = "anthropic",
     }
 );
 name_enum!(
-    /// Where token ids came from. Only `Engine` and `SentByUs` are exact.
+    /// Where token ids came from. `Engine`, `SentByUs` and `TokenIdStrings` are exact.
     IdsSource {
         /// The engine returned them.
         Engine = "engine",
         /// lego sent them itself.
         SentByUs = "sent_by_us",
+        /// The engine wrote each sampled token's id in the place of its text (vLLM before 0.10.2): exact.
+        TokenIdStrings = "token_id_strings",
         /// Rendered by a local tokenizer: conditioning only, never a target.
         LocalTokenizer = "local_tokenizer",
         /// Nobody gave them.
@@ -135,6 +139,25 @@ name_enum!(
         LegoClock = "lego_clock",
         /// Not known.
         Unknown = "unknown",
+    }
+);
+name_enum!(
+    /// Which layers the rows of a routing hold.
+    LayerAxis {
+        /// All hidden layers; dense ones are zero.
+        AllHidden = "all_hidden",
+        /// Mixture-of-experts layers only.
+        MoeOnly = "moe_only",
+        /// The engine did not say.
+        Unknown = "unknown",
+    }
+);
+name_enum!(
+    /// How an expert id is stored.
+    RoutingDtype {
+        U8 = "u8",
+        U16 = "u16",
+        I32 = "i32",
     }
 );
 
@@ -233,6 +256,8 @@ pub struct Call {
     pub sampling_sent: Sampling,
     pub weight_spans: Option<Vec<WeightSpan>>,
     pub weight_source: WeightSource,
+    /// Experts of the positions `start..` of prompt and completion together; the last sampled token has no row.
+    pub routing: Option<Routing>,
     pub text: Option<String>,
     pub tool_calls: Option<Vec<CapturedToolCall>>,
     pub finish_reason: Option<String>,

@@ -3,21 +3,24 @@
 //! Invariants:
 //! - A [`Call`] is append-only and immutable; lineages, samples and masks are derived from calls.
 //! - Missing is `None`, never 0.
+//! - A [`Routing`] has the bytes that its shape says.
 //! - A [`Sample`] can only be built by [`Sample::new`], which checks its lengths and its mask.
 
 mod call;
 mod disposition;
 mod ids;
 mod outcome;
+mod routing;
 mod sample;
 mod sink;
 
 pub use call::{
-    Call, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, LogprobSemantics, SCHEMA_VERSION,
-    Sampling, UpstreamKind, Usage, WeightSource, WeightSpan,
+    Call, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, LayerAxis, LogprobSemantics,
+    RoutingDtype, SCHEMA_VERSION, Sampling, UpstreamKind, Usage, WeightSource, WeightSpan,
 };
 pub use disposition::Disposition;
 pub use ids::{CallId, EpisodeId, GroupId, InvalidId, PolicyVersion, SessionId, TaskId, TrialId};
 pub use outcome::{ExitEvidence, InfraFailure, Outcome, Termination};
+pub use routing::{InvalidRouting, Routing, RoutingShape};
 pub use sample::{InvalidSample, Sample, SampleParts};
 pub use sink::{CallSink, SinkError};

@@ -1,19 +1,24 @@
 //! What is asked of each kind of engine, and how that shows in its replies.
 //!
-//! | kind | token ids | log-probs | weight versions | a member nobody asked for |
+//! | kind | token ids | streamed | weight versions | a member nobody asked for |
 //! |---|---|---|---|---|
-//! | embedded | `return_token_ids` | `logprobs` | `return_weight_versions` | as vllm; no chunk for an empty text |
-//! | vllm | `return_token_ids` (0.13 and later when streamed) | `logprobs` | `return_weight_versions` (0.33) | null; in a stream's chunks `weight_versions` is left out |
-//! | openai | none: recorded, never trainable | `logprobs`, taken back if refused | none | `logprobs` null |
+//! | embedded | `return_token_ids` | yes | `return_weight_versions` | as vllm; no chunk for an empty text |
+//! | vllm | `return_token_ids` (0.10.2), else `return_tokens_as_token_ids` | since 0.13 | `return_weight_versions` (0.33) | null; in a stream's chunks `weight_versions` is left out |
+//! | sglang | `return_token_ids` (0.5.18), else ids beside the log-probs of `return_meta_info` | refused | in `meta_info` and `metadata` | left out |
+//! | openai | none: recorded, never trainable | | none | `logprobs` null |
 //!
-//! vLLM ignores unknown keys, so an old server is asked the same and the verdict comes from the reply.
+//! All are asked for `logprobs`; a gateway that refuses them is asked again without. Expert routing comes in whole
+//! replies only: vLLM sends it when its server was started so, SGLang when asked (`return_routed_experts`).
+//! [`Capabilities`] says which release it is; what a reply lacks all the same, its verdict says.
 
 use bytes::Bytes;
 use serde_json::Value;
 
-use crate::protocol::chat::{Cut, Request, Unasked};
+use super::capabilities::{Capabilities, IdsChannel};
+use crate::config::Relay;
+use crate::protocol::chat::{Choice, Cut, IdsFrom, Reply, Request, Unasked};
 use crate::protocol::json::ScanError;
-use crate::record::{LogprobSemantics, Sampling, UpstreamKind};
+use crate::record::{IdsSource, LogprobSemantics, Sampling, UpstreamKind, WeightSource, WeightSpan};
 
 /// What the configuration wants captured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +40,8 @@ pub enum SamplingPlan {
 #[derive(Debug, Clone)]
 pub struct Prepared {
     pub body: Bytes,
+    /// False for a client's stream: the upstream is asked without, and its body becomes the client's events.
+    pub upstream_is_stream: bool,
     /// What must come out of the reply.
     pub cut: Cut,
     pub sampling_requested: Sampling,
@@ -44,7 +51,7 @@ pub struct Prepared {
 }
 
 /// Members that change the distribution and that no client may set while lego decides sampling.
-const UNPINNED: [&str; 10] = [
+const UNPINNED: [&str; 12] = [
     "logit_bias",
     "bad_words",
     "allowed_token_ids",
@@ -55,72 +62,102 @@ const UNPINNED: [&str; 10] = [
     "best_of",
     "length_penalty",
     "thinking_token_budget",
+    "custom_logit_processor",
+    "vllm_xargs",
 ];
 
-/// Edits a client's request for this kind of engine. `model` replaces the name that the client asked for.
+/// What is known of an upstream, and how its replies are to be passed on: both decide what it is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Approach {
+    pub capabilities: Capabilities,
+    /// Expert routing is to be captured where there is any.
+    pub routing: bool,
+    /// `live` and `destreamed` bind; otherwise a stream is asked for as one unless that would lose something.
+    pub relay: Relay,
+}
+
+impl From<UpstreamKind> for Approach {
+    /// Nothing is known but the kind, and streams pass live.
+    fn from(kind: UpstreamKind) -> Self {
+        Self { capabilities: Capabilities::assumed(kind), routing: false, relay: Relay::Live }
+    }
+}
+
+impl Approach {
+    /// Whether a client's stream is a stream upstream too.
+    fn is_live(&self, wanted: Wanted) -> bool {
+        let Capabilities { ids, streams_ids, routing, .. } = self.capabilities;
+        match self.relay {
+            Relay::Live => true,
+            Relay::Destreamed => false,
+            Relay::Auto | Relay::TokenIn => {
+                let loses_ids = ids != IdsChannel::None && !streams_ids;
+                let loses_routing = self.routing && routing;
+                !(wanted.token_ids && (loses_ids || loses_routing))
+            }
+        }
+    }
+}
+
+/// A request on its way to being edited.
+#[derive(Default)]
+struct Edits<'a> {
+    set: Vec<(&'a str, String)>,
+    remove: Vec<&'a str>,
+    cut: Cut,
+}
+
+impl<'a> Edits<'a> {
+    /// Sets `name` to true unless the client did; true if it was lego.
+    fn ask(&mut self, request: &Request, name: &'a str) -> bool {
+        let is_new = request.get(name) != Some(Value::Bool(true));
+        if is_new {
+            self.set.push((name, "true".to_owned()));
+        }
+        is_new
+    }
+}
+
+/// Edits a client's request for this upstream. `model` replaces the name that the client asked for. An
+/// [`UpstreamKind`] stands for what is assumed of it and the live relay.
 ///
 /// # Errors
 /// [`ScanError`] cannot happen for a parsed request.
 pub fn prepare(
-    kind: UpstreamKind,
+    approach: impl Into<Approach>,
     wanted: Wanted,
     plan: SamplingPlan,
     request: &Request,
     model: Option<&str>,
 ) -> Result<Prepared, ScanError> {
-    let mut set: Vec<(&str, String)> = Vec::new();
-    let mut remove: Vec<&str> = Vec::new();
-    let mut cut = Cut::default();
-    let gives_ids = matches!(kind, UpstreamKind::Embedded | UpstreamKind::Vllm);
-    let unasked = match kind {
-        UpstreamKind::Vllm | UpstreamKind::Embedded => Unasked::Null,
-        _ => Unasked::Absent,
-    };
+    let approach = approach.into();
+    let kind = approach.capabilities.kind;
+    let upstream_is_stream = request.is_stream && approach.is_live(wanted);
+    let mut edits = Edits::default();
     if let Some(model) = model.filter(|model| *model != request.model) {
-        set.push(("model", Value::from(model).to_string()));
+        edits.set.push(("model", Value::from(model).to_string()));
     }
     if model.is_some() {
-        cut.model = Some(request.model.clone());
+        edits.cut.model = Some(request.model.clone());
     }
-    if wanted.token_ids && gives_ids {
-        if !request.asks_token_ids {
-            set.push(("return_token_ids", "true".to_owned()));
-            cut.token_ids = Some(unasked);
-            cut.prompt_token_ids = Some(unasked);
-            cut.empty_text = kind == UpstreamKind::Embedded;
-        }
-        if !request.asks_weight_versions {
-            set.push(("return_weight_versions", "true".to_owned()));
-            let in_stream = if request.is_stream { Unasked::Absent } else { unasked };
-            cut.weight_versions = Some(in_stream);
-        }
-        // With it false, vLLM drops the ids of what its reasoning parser takes.
-        if request.refuses_reasoning {
-            set.push(("include_reasoning", "true".to_owned()));
-            cut.reasoning = true;
+    // A server of Messages is not asked in chat's words.
+    if kind != UpstreamKind::Anthropic {
+        ask_for_tokens(&mut edits, &approach, wanted, request, upstream_is_stream);
+        if let SamplingPlan::Pinned { temperature, seed } = plan {
+            pin(&mut edits, kind, request, temperature, seed);
         }
     }
-    if wanted.logprobs && !request.asks_logprobs {
-        set.push(("logprobs", "true".to_owned()));
-        cut.logprobs = Some(Unasked::Null);
+    if request.is_stream && !upstream_is_stream {
+        edits.set.push(("stream", "false".to_owned()));
+        // Engines refuse it without `stream`; a whole reply has usage anyway.
+        edits.remove.extend(request.has("stream_options").then_some("stream_options"));
+        // The client's stream has no place for what only bodies have.
+        edits.cut.routed_experts = edits.cut.routed_experts.or(Some(Unasked::Null));
+    } else if upstream_is_stream && !request.asks_usage && kind != UpstreamKind::Anthropic {
+        edits.set.push(("stream_options", with_usage(request)));
+        edits.cut.usage = true;
     }
-    if request.is_stream && !request.asks_usage {
-        set.push(("stream_options", with_usage(request)));
-        cut.usage = true;
-    }
-    if let SamplingPlan::Pinned { temperature, seed } = plan {
-        set.push(("temperature", Value::from(temperature).to_string()));
-        set.push(("top_p", "1.0".to_owned()));
-        set.push(("presence_penalty", "0.0".to_owned()));
-        set.push(("frequency_penalty", "0.0".to_owned()));
-        set.push(("seed", seed.to_string()));
-        if gives_ids || kind == UpstreamKind::Sglang {
-            set.push(("top_k", "-1".to_owned()));
-            set.push(("min_p", "0.0".to_owned()));
-            set.push(("repetition_penalty", "1.0".to_owned()));
-        }
-        remove.extend(UNPINNED.iter().filter(|name| request.has(name)));
-    }
+    let Edits { set, remove, cut } = edits;
     let body = if set.is_empty() && remove.is_empty() {
         request.body().clone()
     } else {
@@ -137,7 +174,87 @@ pub fn prepare(
         }
     });
     let logprob_semantics = semantics(kind, &sampling_sent);
-    Ok(Prepared { body, cut, sampling_requested, sampling_sent, logprob_semantics })
+    Ok(Prepared { body, upstream_is_stream, cut, sampling_requested, sampling_sent, logprob_semantics })
+}
+
+/// Asks for what is to be captured, and notes what comes back only because of it.
+fn ask_for_tokens(
+    edits: &mut Edits<'_>,
+    approach: &Approach,
+    wanted: Wanted,
+    request: &Request,
+    is_stream: bool,
+) {
+    let Capabilities { kind, ids, routing, .. } = approach.capabilities;
+    let channel = if wanted.token_ids { ids } else { IdsChannel::None };
+    let mut needs_logprobs = wanted.logprobs;
+    match (kind, channel) {
+        (UpstreamKind::Embedded | UpstreamKind::Vllm, IdsChannel::TokenIds) => {
+            if edits.ask(request, "return_token_ids") {
+                edits.cut.token_ids = Some(Unasked::Null);
+                edits.cut.prompt_token_ids = Some(Unasked::Null);
+                edits.cut.empty_text = kind == UpstreamKind::Embedded;
+            }
+            if edits.ask(request, "return_weight_versions") {
+                edits.cut.weight_versions = Some(if is_stream { Unasked::Absent } else { Unasked::Null });
+            }
+            // With it false, vLLM drops the ids of what its reasoning parser takes.
+            if request.refuses_reasoning {
+                edits.set.push(("include_reasoning", "true".to_owned()));
+                edits.cut.reasoning = true;
+            }
+        }
+        // A client that wants log-probs itself wants the tokens' texts in them.
+        (UpstreamKind::Vllm, IdsChannel::TokenStrings) if !is_stream && !request.asks_logprobs => {
+            edits.ask(request, "return_tokens_as_token_ids");
+            needs_logprobs = true;
+        }
+        // All of these are refused with `stream`.
+        (UpstreamKind::Sglang, IdsChannel::TokenIds | IdsChannel::MetaInfo) if !is_stream => {
+            let is_meta = channel == IdsChannel::MetaInfo;
+            let name = if is_meta { "return_prompt_token_ids" } else { "return_token_ids" };
+            if edits.ask(request, name) {
+                edits.cut.token_ids = Some(Unasked::Absent);
+                edits.cut.prompt_token_ids = Some(Unasked::Absent);
+            }
+            needs_logprobs |= is_meta;
+            // With meta_info, routing is there and not where a client that asked for it looks.
+            let asks_routing = request.get("return_routed_experts") == Some(Value::Bool(true));
+            if (is_meta || !asks_routing) && edits.ask(request, "return_meta_info") {
+                edits.cut.meta_info = Some(Unasked::Absent);
+            }
+            if approach.routing && routing && edits.ask(request, "return_routed_experts") {
+                let asks_ids = ["return_input_ids_in_sglext", "return_output_ids_in_sglext"];
+                edits.cut.sglext = !asks_ids.iter().any(|name| request.get(name) == Some(Value::Bool(true)));
+                edits.cut.routed_experts = Some(Unasked::Absent);
+            }
+        }
+        _ => {}
+    }
+    if needs_logprobs && !request.asks_logprobs {
+        edits.set.push(("logprobs", "true".to_owned()));
+        edits.cut.logprobs = Some(Unasked::Null);
+    }
+}
+
+/// Law 12: lego's own sampling, in full.
+fn pin(edits: &mut Edits<'_>, kind: UpstreamKind, request: &Request, temperature: f64, seed: i64) {
+    for (name, value) in [
+        ("temperature", Value::from(temperature).to_string()),
+        ("top_p", "1.0".to_owned()),
+        ("presence_penalty", "0.0".to_owned()),
+        ("frequency_penalty", "0.0".to_owned()),
+        ("seed", seed.to_string()),
+    ] {
+        edits.set.push((name, value));
+    }
+    // Gateways refuse what OpenAI has not.
+    if kind != UpstreamKind::Openai {
+        edits.set.push(("top_k", "-1".to_owned()));
+        edits.set.push(("min_p", "0.0".to_owned()));
+        edits.set.push(("repetition_penalty", "1.0".to_owned()));
+    }
+    edits.remove.extend(UNPINNED.iter().filter(|name| request.has(name)));
 }
 
 /// The request without what lego added for capture: the retry at a gateway that refuses it.
@@ -145,12 +262,40 @@ pub fn prepare(
 /// # Errors
 /// [`ScanError`] cannot happen for a parsed request.
 pub fn prepare_plain(
-    kind: UpstreamKind,
+    approach: impl Into<Approach>,
     plan: SamplingPlan,
     request: &Request,
     model: Option<&str>,
 ) -> Result<Prepared, ScanError> {
-    prepare(kind, Wanted { token_ids: false, logprobs: false }, plan, request, model)
+    prepare(approach, Wanted { token_ids: false, logprobs: false }, plan, request, model)
+}
+
+/// Where a choice's ids came from.
+#[must_use]
+pub fn completion_ids_source(choice: &Choice) -> IdsSource {
+    match (&choice.token_ids, choice.ids_from) {
+        (None, _) => IdsSource::Absent,
+        (Some(_), IdsFrom::Engine) => IdsSource::Engine,
+        (Some(_), IdsFrom::TokenStrings) => IdsSource::TokenIdStrings,
+    }
+}
+
+/// The weights that the reply says sampled a choice: spans, or else its one label. `None`: it does not say; a label
+/// `default` is what engines call weights that nobody labelled.
+#[must_use]
+pub fn told_weights(reply: &Reply, choice: &Choice) -> Option<(Option<Vec<WeightSpan>>, WeightSource)> {
+    if let Some(spans) = &choice.weight_versions {
+        let spans = spans.iter().map(|span| WeightSpan {
+            version: span.version.clone(),
+            start: span.start,
+            end: span.end,
+        });
+        return Some((Some(spans.collect()), WeightSource::ReplySpans));
+    }
+    let label = choice.weight_version.as_ref().or(reply.weight_version.as_ref());
+    let version = label.filter(|label| *label != "default")?.clone();
+    let end = u32::try_from(choice.token_ids.as_ref()?.len()).ok()?;
+    Some((Some(vec![WeightSpan { version, start: 0, end }]), WeightSource::ReplySingle))
 }
 
 fn with_usage(request: &Request) -> String {
@@ -201,87 +346,20 @@ pub fn is_untruncated(sent: &Sampling) -> bool {
 }
 
 /// The log-prob of which distribution an engine of this kind returns for this sampling. At temperature 1 without
-/// truncation all of an engine's modes agree; else only the embedded engine's mode is known.
+/// truncation all of an engine's modes agree. Otherwise vLLM's and a gateway's mode is the server's secret, the
+/// embedded engine gives raw values, and SGLang divides by the temperature (unless it is greedy) and gives what is
+/// before truncation.
 fn semantics(kind: UpstreamKind, sent: &Sampling) -> LogprobSemantics {
     let all_modes_agree = is_untruncated(sent) && sent.temperature == Some(1.0);
-    if all_modes_agree || kind == UpstreamKind::Embedded {
-        LogprobSemantics::RawT1
-    } else {
-        LogprobSemantics::Unknown
+    match kind {
+        _ if all_modes_agree => LogprobSemantics::RawT1,
+        UpstreamKind::Embedded => LogprobSemantics::RawT1,
+        UpstreamKind::Sglang if sent.temperature == Some(0.0) => LogprobSemantics::RawT1,
+        UpstreamKind::Sglang => LogprobSemantics::TempScaled,
+        _ => LogprobSemantics::Unknown,
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const WANTED: Wanted = Wanted { token_ids: true, logprobs: true };
-    const PINNED: SamplingPlan = SamplingPlan::Pinned { temperature: 1.0, seed: 9 };
-
-    fn request(text: &'static str) -> Request {
-        Request::parse(Bytes::from_static(text.as_bytes())).expect("request")
-    }
-
-    #[test]
-    fn a_training_session_sends_its_own_sampling_in_full() {
-        let request = request(
-            r#"{"model":"m","messages":[],"temperature":0.2,"logit_bias":{"5":-100},"top_k":20,"min_tokens":4,"stop":"x"}"#,
-        );
-        let sent = prepare(UpstreamKind::Vllm, WANTED, PINNED, &request, Some("policy")).expect("object");
-        let body: Value = serde_json::from_slice(&sent.body).expect("JSON");
-        assert_eq!(body["model"], "policy");
-        assert_eq!(body["temperature"], 1.0);
-        assert_eq!(body["top_k"], -1);
-        assert!(body.get("logit_bias").is_none() && body.get("min_tokens").is_none());
-        assert_eq!(body["stop"], "x");
-        assert_eq!(sent.logprob_semantics, LogprobSemantics::RawT1);
-        assert_eq!(sent.sampling_requested.temperature, Some(0.2));
-        assert_eq!(sent.sampling_requested.logit_bias.as_deref(), Some(r#"{"5":-100}"#));
-        assert_eq!(sent.sampling_sent.seed, Some(9));
-        assert_eq!(sent.sampling_sent.logit_bias, None);
-        assert!(is_untruncated(&sent.sampling_sent));
-        assert_eq!(sent.cut.model.as_deref(), Some("m"));
-    }
-
-    #[test]
-    fn a_call_to_which_nothing_is_added_is_sent_as_it_came() {
-        let request = request(
-            r#"{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true},"logprobs":true,"return_token_ids":true,"return_weight_versions":true}"#,
-        );
-        let plan = SamplingPlan::PassThrough;
-        let sent = prepare(UpstreamKind::Vllm, WANTED, plan, &request, None).expect("object");
-        assert_eq!(sent.body, request.body());
-        assert!(sent.cut.is_nothing());
-        assert_eq!(sent.sampling_sent, Sampling::default());
-        assert_eq!(sent.logprob_semantics, LogprobSemantics::Unknown);
-    }
-
-    #[test]
-    fn a06_usage_is_asked_for_whatever_the_client_said_short_of_true() {
-        for (options, asks) in [
-            ("", false),
-            (r#","stream_options":null"#, false),
-            (r#","stream_options":{}"#, false),
-            (r#","stream_options":{"include_usage":false,"x":1}"#, false),
-            (r#","stream_options":{"include_usage":true}"#, true),
-        ] {
-            let text = format!(r#"{{"model":"m","messages":[],"stream":true{options}}}"#);
-            let request = Request::parse(Bytes::from(text)).expect("request");
-            let sent = prepare(UpstreamKind::Openai, WANTED, SamplingPlan::PassThrough, &request, None)
-                .expect("object");
-            let body: Value = serde_json::from_slice(&sent.body).expect("JSON");
-            assert_eq!(body["stream_options"]["include_usage"], true, "{options}");
-            assert_eq!(sent.cut.usage, !asks, "{options}");
-        }
-    }
-
-    #[test]
-    fn a_plain_gateway_is_asked_for_no_ids() {
-        let request = request(r#"{"model":"m","messages":[]}"#);
-        let sent = prepare(UpstreamKind::Openai, WANTED, PINNED, &request, None).expect("object");
-        let body: Value = serde_json::from_slice(&sent.body).expect("JSON");
-        assert!(body.get("return_token_ids").is_none() && body.get("top_k").is_none());
-        assert_eq!(body["logprobs"], true);
-        assert!(!is_untruncated(&sent.sampling_sent));
-    }
-}
+#[path = "dialect_tests.rs"]
+mod tests;

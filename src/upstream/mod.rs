@@ -2,6 +2,9 @@
 //!
 //! - [`dialect`]: what is added to a request for each kind of engine, how sampling is pinned (law 12), and what must
 //!   be cut out of the reply because of it (law 5).
+//! - [`Capabilities`]: what an upstream can give, as a probe's reply showed it.
+//! - [`routing`]: expert routing out of replies.
+//! - [`sglang_generate`]: replies of SGLang's native endpoint.
 //! - [`Upstream`]: the transport. Plain http goes over a connection pool of our own on `hyper` ([`pool`]), https and
 //!   proxied hosts over `reqwest`, the embedded engine over its in-process `axum` router.
 //!
@@ -11,12 +14,18 @@
 //! - A request body is edited, never re-serialised: keys that lego does not set keep their bytes and order.
 //! - Dropping a reply's body closes its connection, which makes engines abort the request.
 
+mod capabilities;
 pub mod dialect;
 mod headers;
 mod pool;
+mod probe;
+pub mod routing;
+pub mod sglang_generate;
 mod transport;
 mod url;
 
+pub use capabilities::{Capabilities, IdsChannel, probe_body};
 pub use headers::{forward_reply_headers, forward_request_headers};
+pub use probe::ProbeExchange;
 pub use transport::{BodyError, Timeouts, Upstream, UpstreamBody, UpstreamError, UpstreamReply};
 pub use url::{BaseUrl, InvalidUrl};

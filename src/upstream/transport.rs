@@ -16,6 +16,8 @@ use tower::ServiceExt;
 
 use super::headers::forward_request_headers;
 use super::pool::{Pool, PoolError, PooledBody};
+use super::probe::ProbeState;
+use super::routing::RoutingHint;
 use super::url::{BaseUrl, InvalidUrl};
 use crate::record::UpstreamKind;
 
@@ -132,6 +134,8 @@ pub struct Upstream {
     timeouts: Timeouts,
     /// It refused what lego adds for capture.
     refuses_additions: AtomicBool,
+    routing_hint: RoutingHint,
+    probe: ProbeState,
 }
 
 #[derive(Debug)]
@@ -171,7 +175,15 @@ impl Upstream {
             let pool = Pool::new(host, port, timeouts.connect);
             Transport::Http { pool, base }
         };
-        Ok(Self { kind, transport, key, timeouts, refuses_additions: AtomicBool::new(false) })
+        Ok(Self {
+            kind,
+            transport,
+            key,
+            timeouts,
+            refuses_additions: AtomicBool::new(false),
+            routing_hint: RoutingHint::default(),
+            probe: ProbeState::default(),
+        })
     }
 
     /// The embedded engine in this process.
@@ -183,13 +195,32 @@ impl Upstream {
             key: None,
             timeouts,
             refuses_additions: AtomicBool::new(false),
+            routing_hint: RoutingHint::default(),
+            probe: ProbeState::default(),
         }
+    }
+
+    /// The same, with what is known of the shape of its expert routing.
+    #[must_use]
+    pub fn with_routing_hint(mut self, hint: RoutingHint) -> Self {
+        self.routing_hint = hint;
+        self
+    }
+
+    /// What is known of the shape of its expert routing.
+    #[must_use]
+    pub const fn routing_hint(&self) -> RoutingHint {
+        self.routing_hint
     }
 
     /// Which engine it is.
     #[must_use]
     pub const fn kind(&self) -> UpstreamKind {
         self.kind
+    }
+
+    pub(super) const fn probe_state(&self) -> &ProbeState {
+        &self.probe
     }
 
     /// Its waits.

@@ -54,6 +54,7 @@ pub fn call(session: &str, prompt: &[u32], completion: &[u32]) -> Call {
             end: completion.len() as u32,
         }]),
         weight_source: WeightSource::ReplySpans,
+        routing: None,
         text: Some("hi".to_owned()),
         tool_calls: Some(vec![CapturedToolCall {
             id: "call_1".to_owned(),

@@ -80,7 +80,7 @@ fn stored(dir: &Path) -> Vec<u16> {
 async fn a_full_disk_refuses_and_resumes_when_there_is_room() {
     let dir = tempfile::tempdir().expect("folder");
     let faults = Arc::new(Faults::default());
-    faults.room.store(1500, Ordering::SeqCst);
+    faults.room.store(2000, Ordering::SeqCst);
     let writer = open(dir.path(), &faults);
     let mut acknowledged = vec![];
     for number in 1.. {

@@ -20,10 +20,18 @@ pub enum Unasked {
 /// nobody did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cut {
+    /// Ids of sampled tokens, by whatever name.
     pub token_ids: Option<Unasked>,
+    /// Ids of the prompt, at the top or in the choices.
     pub prompt_token_ids: Option<Unasked>,
     pub logprobs: Option<Unasked>,
     pub weight_versions: Option<Unasked>,
+    /// Expert routing in the choices.
+    pub routed_experts: Option<Unasked>,
+    /// SGLang's `meta_info` in the choices.
+    pub meta_info: Option<Unasked>,
+    /// SGLang's extension: ids and routing at the top of a body, or as an event of its own.
+    pub sglext: bool,
     /// The engine sends a chunk with an empty text only for its ids.
     pub empty_text: bool,
     /// `usage` of a stream.
@@ -61,10 +69,15 @@ pub fn cut(text: &[u8], cut: &Cut) -> Result<CutReply, CutError> {
     let mut gone: Vec<usize> = Vec::new();
     let mut has_choice = false;
     let mut all_empty = true;
+    let mut has_choices = false;
     let mut has_usage = false;
+    let mut keeps_usage = false;
+    let mut has_ids = false;
+    let mut has_bare_ids = false;
     for (index, member) in members.iter().enumerate() {
         match named(text, member) {
             "choices" if text[member.value.start] == b'[' => {
+                has_choices = true;
                 for choice in json::elements(text, member.value.start)? {
                     has_choice = true;
                     all_empty &= cut_choice(text, choice.start, cut, &mut edits)?;
@@ -75,6 +88,13 @@ pub fn cut(text: &[u8], cut: &Cut) -> Result<CutReply, CutError> {
                 has_usage |= !is_null(text, member);
                 gone.push(index);
             }
+            "usage" => keeps_usage |= !is_null(text, member),
+            "sglext" if cut.sglext => {
+                has_ids |= !is_null(text, member);
+                gone.push(index);
+            }
+            // The extension as an event of its own, `sglext_ids`.
+            "output_ids" if cut.sglext => has_bare_ids = true,
             "model" => {
                 if let Some(model) = &cut.model {
                     let name = serde_json::Value::from(model.as_str()).to_string();
@@ -88,8 +108,9 @@ pub fn cut(text: &[u8], cut: &Cut) -> Result<CutReply, CutError> {
     }
     remove(&members, &gone, &mut edits);
     edits.sort_by_key(|edit| edit.span.start);
-    let is_usage_event = has_usage && !has_choice;
-    Ok(CutReply { edits, is_dropped: is_usage_event || (has_choice && all_empty) })
+    let has_extra = has_usage || has_ids || (has_bare_ids && !has_choices);
+    let is_extra_event = has_extra && !has_choice && !keeps_usage;
+    Ok(CutReply { edits, is_dropped: is_extra_event || (has_choice && all_empty) })
 }
 
 /// Cuts one choice. True if nothing but what lego asked for was in it.
@@ -103,15 +124,18 @@ fn cut_choice(text: &[u8], at: usize, cut: &Cut, edits: &mut Vec<Edit>) -> Resul
     let mut lost_reasoning = false;
     for (index, member) in members.iter().enumerate() {
         match named(text, member) {
-            "token_ids" => {
-                has_ids = !is_null(text, member);
+            "token_ids" | "response_token_ids" => {
+                has_ids |= !is_null(text, member);
                 take(text, member, index, cut.token_ids, &mut gone, edits);
             }
             "logprobs" => {
                 has_logprobs = !is_null(text, member);
                 take(text, member, index, cut.logprobs, &mut gone, edits);
             }
+            "prompt_token_ids" => take(text, member, index, cut.prompt_token_ids, &mut gone, edits),
             "weight_versions" => take(text, member, index, cut.weight_versions, &mut gone, edits),
+            "routed_experts" => take(text, member, index, cut.routed_experts, &mut gone, edits),
+            "meta_info" => take(text, member, index, cut.meta_info, &mut gone, edits),
             "finish_reason" => is_finish = !matches!(member.text(text), b"null" | b"\"\""),
             name @ ("delta" | "message") if text[member.value.start] == b'{' => {
                 let fields = json::members(text, member.value.start)?;
@@ -244,6 +268,45 @@ mod tests {
         }
         let out: Value = serde_json::from_slice(&json::apply(text.as_bytes(), &result.edits)).expect("JSON");
         assert_eq!(out, expected);
+    }
+
+    #[test]
+    fn what_sglang_was_asked_for_goes_and_what_is_its_own_stays() {
+        let wanted = Cut {
+            meta_info: Some(Unasked::Absent),
+            routed_experts: Some(Unasked::Absent),
+            sglext: true,
+            usage: false,
+            ..all(Unasked::Absent)
+        };
+        let text = fixture("sglang_chat.json").replace(
+            "\"matched_stop\"",
+            "\"meta_info\": {\"routed_experts\": \"AAAA\"}, \"routed_experts\": \"AAAA\", \"matched_stop\"",
+        );
+        let result = cut(text.as_bytes(), &wanted).expect("body");
+        assert!(!result.is_dropped);
+        let mut expected: Value = serde_json::from_str(&text).expect("JSON");
+        expected.as_object_mut().expect("object").shift_remove("sglext");
+        expected["choices"][0]["logprobs"] = Value::Null;
+        let choice = expected["choices"][0].as_object_mut().expect("choice");
+        for key in ["meta_info", "routed_experts", "prompt_token_ids", "response_token_ids"] {
+            assert!(choice.shift_remove(key).is_some(), "{key}");
+        }
+        let out: Value = serde_json::from_slice(&json::apply(text.as_bytes(), &result.edits)).expect("JSON");
+        assert_eq!(out, expected);
+        assert_eq!(out["metadata"]["weight_version"], "step-42");
+        let dropped = |text: &str, wanted: &Cut| cut(text.as_bytes(), wanted).expect("event").is_dropped;
+        let extension = events("sglang_chat_stream_sglext.sse")
+            .into_iter()
+            .find(|text| text.contains("sglext"))
+            .expect("the extension's chunk");
+        let bare = r#"{"input_ids":[1],"output_ids":[[2]]}"#;
+        for event in [extension.as_str(), bare] {
+            assert!(dropped(event, &wanted), "{event}");
+            assert!(!dropped(event, &Cut { sglext: false, ..wanted.clone() }), "{event}");
+        }
+        let with_usage = extension.replace("\"usage\":null", "\"usage\":{\"prompt_tokens\":1}");
+        assert!(!dropped(&with_usage, &wanted));
     }
 
     #[test]

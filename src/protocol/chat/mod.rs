@@ -1,13 +1,15 @@
 //! OpenAI's chat protocol: [`Request`] as lego needs it, [`Reply`] assembled from a copy of what came back, and
-//! [`Cut`], which takes what lego caused out of the original bytes.
+//! [`Cut`], which takes what lego caused out of the original bytes. [`destream`] makes a stream's events of a body.
 
 mod cut;
+pub mod destream;
 mod reply;
 mod request;
 mod tools;
+mod view;
 
 pub use cut::{Cut, CutError, CutReply, Unasked, cut};
-pub use reply::{Choice, Fed, Reply, ReplyError, ReplyUsage, VersionSpan};
+pub use reply::{Choice, Fed, IdsFrom, Reply, ReplyError, ReplyUsage, StopMatch, VersionSpan};
 pub use request::{Request, RequestError, set_members};
 pub use tools::ToolCall;
 pub(in crate::protocol) use tools::{Fragment, add as add_fragment};

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::tools::{self, Fragment, ToolCall};
+use super::tools::{self, ToolCall};
+use super::view::{
+    ChoiceView, Entry, MetaView, MetadataView, SglextView, View, label, lenient, pairs, raw_text, spans,
+    stop_match,
+};
 use crate::protocol::json;
-
-/// Values at or below this are engines' stand-ins for "no value" (vLLM clamps to it).
-const LOGPROB_FLOOR: f32 = -9999.0;
 
 /// A copy could not be read. The original bytes are forwarded all the same.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +34,23 @@ pub struct VersionSpan {
     pub end: u32,
 }
 
+/// Where a choice's token ids were found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum IdsFrom {
+    /// In a member of their own.
+    #[default]
+    Engine,
+    /// In the log-probs, each id in the place of its token's text (`token_id:7`).
+    TokenStrings,
+}
+
+/// What of the output ended it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StopMatch {
+    Token(u32),
+    Text(String),
+}
+
 /// One choice.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Choice {
@@ -42,11 +59,18 @@ pub struct Choice {
     pub tool_calls: Vec<ToolCall>,
     /// `None`: no part of the reply had ids.
     pub token_ids: Option<Vec<u32>>,
+    pub ids_from: IdsFrom,
     /// `None`: no part of the reply had log-probs. An element is `None` where the engine gave no usable number.
     pub logprobs: Option<Vec<Option<f32>>>,
     /// The last one that was neither null nor empty.
     pub finish_reason: Option<String>,
+    /// vLLM's `stop_reason`, SGLang's `matched_stop`.
+    pub stop_match: Option<StopMatch>,
     pub weight_versions: Option<Vec<VersionSpan>>,
+    /// The one label that the engine gave this choice's weights.
+    pub weight_version: Option<String>,
+    /// Expert routing as the engine sent it: base64, or the JSON of what else it was.
+    pub routed_experts: Option<String>,
 }
 
 /// What one event did.
@@ -66,6 +90,8 @@ pub struct Reply {
     pub prompt_token_ids: Option<Vec<u32>>,
     pub choices: BTreeMap<u16, Choice>,
     pub usage: Option<ReplyUsage>,
+    /// The one label that the engine gave the weights of the whole reply.
+    pub weight_version: Option<String>,
     /// Message of the first error in the reply.
     pub error: Option<String>,
 }
@@ -110,14 +136,61 @@ impl Reply {
                 prompt_tokens: usage.prompt_tokens.unwrap_or(0),
                 completion_tokens: usage.completion_tokens.unwrap_or(0),
                 cached_tokens: usage.prompt_tokens_details.and_then(|details| details.cached_tokens),
-                reasoning_tokens: usage.completion_tokens_details.and_then(|d| d.reasoning_tokens),
+                reasoning_tokens: usage
+                    .completion_tokens_details
+                    .and_then(|details| details.reasoning_tokens)
+                    .or(usage.reasoning_tokens),
             });
         }
-        for choice in view.choices.unwrap_or_default() {
+        let choices = view.choices.unwrap_or_default();
+        let is_only_choice = choices.len() == 1;
+        for mut choice in choices {
             let index = choice.index.unwrap_or(0);
-            fed.has_finish |= self.choices.entry(index).or_default().add(choice);
+            if self.prompt_token_ids.is_none() {
+                self.prompt_token_ids = choice.prompt_token_ids.take();
+            }
+            let known = self.choices.entry(index).or_default();
+            fed.has_finish |= known.add(choice);
+        }
+        if let Some(metadata) = lenient::<MetadataView>(view.metadata) {
+            self.weight_version = self.weight_version.take().or(metadata.weight_version.and_then(label));
+            // The spans of one output: with several choices nobody says whose.
+            if is_only_choice
+                && self.choices.len() == 1
+                && let Some(choice) = self.choices.values_mut().next()
+                && choice.weight_versions.is_none()
+            {
+                choice.weight_versions = metadata.weight_versions.map(spans);
+            }
+        }
+        let sglext = lenient::<SglextView<'_>>(view.sglext);
+        let sglext = sglext.or_else(|| {
+            // As an event of its own (`sglext_ids`) it has no envelope.
+            let (input_ids, output_ids) = (lenient(view.input_ids), Some(lenient(view.output_ids)?));
+            Some(SglextView { input_ids, output_ids, routed_experts: None })
+        });
+        if let Some(sglext) = sglext {
+            self.add_sglext(sglext);
         }
         fed
+    }
+
+    /// SGLang's extension: ids of each choice, routing of the first one.
+    fn add_sglext(&mut self, view: SglextView<'_>) {
+        if self.prompt_token_ids.is_none() {
+            self.prompt_token_ids = view.input_ids;
+        }
+        for (index, ids) in view.output_ids.into_iter().flatten().enumerate() {
+            let choice = u16::try_from(index).ok().and_then(|index| self.choices.get_mut(&index));
+            if let Some(choice) = choice.filter(|choice| choice.token_ids.is_none()) {
+                choice.token_ids = Some(ids);
+            }
+        }
+        if let Some(choice) = self.choices.get_mut(&0)
+            && choice.routed_experts.is_none()
+        {
+            choice.routed_experts = view.routed_experts.map(raw_text);
+        }
     }
 }
 
@@ -126,31 +199,39 @@ impl Choice {
     fn add(&mut self, view: ChoiceView<'_>) -> bool {
         if let Some(delta) = view.delta.or(view.message) {
             self.text.push_str(delta.content.as_deref().unwrap_or_default());
-            let reasoning = delta.reasoning.or(delta.reasoning_content);
+            let reasoning = delta.reasoning.filter(|text| !text.is_empty()).or(delta.reasoning_content);
             self.reasoning.push_str(reasoning.as_deref().unwrap_or_default());
             for fragment in delta.tool_calls.unwrap_or_default() {
                 tools::add(&mut self.tool_calls, fragment);
             }
         }
-        let entries = view.logprobs.and_then(|logprobs| logprobs.content);
-        if let Some(ids) = &view.token_ids {
-            self.token_ids.get_or_insert_default().extend_from_slice(ids);
+        let meta = lenient::<MetaView<'_>>(view.meta_info).unwrap_or_default();
+        let sampled = meta.output_token_logprobs.map(|list| pairs(&list));
+        let entries = view.logprobs.and_then(|logprobs| logprobs.content).unwrap_or_default();
+        let ids = view.token_ids.or(view.response_token_ids).or_else(|| {
+            let sampled = sampled.as_deref()?;
+            sampled.iter().map(|(id, _)| *id).collect::<Option<Vec<u32>>>()
+        });
+        let ids = ids.or_else(|| self.ids_of_strings(&entries));
+        let values: Vec<Option<f32>> = match sampled {
+            // A value belongs to its id: those of other ids are none of ours.
+            Some(sampled) => match &ids {
+                Some(ids) if !sampled.iter().map(|(id, _)| *id).eq(ids.iter().map(|id| Some(*id))) => {
+                    vec![None; ids.len()]
+                }
+                _ => sampled.into_iter().map(|(_, value)| value).collect(),
+            },
+            None => entries.iter().map(Entry::value).collect(),
+        };
+        self.add_tokens(ids, values);
+        if let Some(versions) = view.weight_versions.or(meta.weight_versions) {
+            self.weight_versions = Some(spans(versions));
         }
-        let ids = view.token_ids.map_or(0, |ids| ids.len());
-        if entries.is_some() || self.logprobs.is_some() || ids > 0 {
-            let values = entries.as_deref().unwrap_or_default();
-            if !values.is_empty() || self.logprobs.is_some() {
-                // Tokens that came before the first log-prob have none.
-                let missing = self.token_ids.as_ref().map_or(0, Vec::len).saturating_sub(ids);
-                let all = self.logprobs.get_or_insert_with(|| vec![None; missing]);
-                all.extend(values.iter().map(Entry::value));
-                // An id without its log-prob has null, so that what follows is not shifted.
-                all.extend(std::iter::repeat_n(None, ids.saturating_sub(values.len())));
-            }
-        }
-        if let Some(spans) = view.weight_versions {
-            self.weight_versions = Some(spans.into_iter().filter_map(VersionView::span).collect());
-        }
+        self.weight_version = meta.weight_version.and_then(label).or(self.weight_version.take());
+        let routed = view.routed_experts.or(meta.routed_experts);
+        self.routed_experts = routed.map(raw_text).or(self.routed_experts.take());
+        let stop = view.stop_reason.or(view.matched_stop).and_then(stop_match);
+        self.stop_match = stop.or(self.stop_match.take());
         match view.finish_reason.filter(|reason| !reason.is_empty()) {
             Some(reason) => {
                 self.finish_reason = Some(reason);
@@ -158,6 +239,36 @@ impl Choice {
             }
             None => false,
         }
+    }
+
+    fn add_tokens(&mut self, ids: Option<Vec<u32>>, values: Vec<Option<f32>>) {
+        let added = ids.as_ref().map_or(0, Vec::len);
+        if let Some(ids) = ids {
+            self.token_ids.get_or_insert_default().extend_from_slice(&ids);
+        }
+        if values.is_empty() && self.logprobs.is_none() {
+            return;
+        }
+        // Tokens that came before the first log-prob have none.
+        let missing = self.token_ids.as_ref().map_or(0, Vec::len).saturating_sub(added);
+        let all = self.logprobs.get_or_insert_with(|| vec![None; missing]);
+        let surplus = added.saturating_sub(values.len());
+        all.extend(values);
+        // An id without its log-prob has null, so that what follows is not shifted.
+        all.extend(std::iter::repeat_n(None, surplus));
+    }
+
+    /// Ids in the place of token texts, if every token so far came like that.
+    fn ids_of_strings(&mut self, entries: &[Entry<'_>]) -> Option<Vec<u32>> {
+        let so_far = self.token_ids.as_ref().map_or(0, Vec::len);
+        let is_whole = so_far == self.logprobs.as_ref().map_or(0, Vec::len)
+            && (so_far == 0 || self.ids_from == IdsFrom::TokenStrings);
+        let ids: Vec<u32> = entries.iter().map(Entry::id_string).collect::<Option<_>>()?;
+        if ids.is_empty() || !is_whole {
+            return None;
+        }
+        self.ids_from = IdsFrom::TokenStrings;
+        Some(ids)
     }
 }
 
@@ -170,95 +281,6 @@ fn error_message(error: &RawValue) -> String {
         },
         Err(_) => error.get().to_owned(),
     }
-}
-
-#[derive(Deserialize)]
-struct View<'a> {
-    id: Option<String>,
-    created: Option<u64>,
-    model: Option<String>,
-    #[serde(borrow)]
-    choices: Option<Vec<ChoiceView<'a>>>,
-    usage: Option<UsageView>,
-    prompt_token_ids: Option<Vec<u32>>,
-    #[serde(borrow)]
-    error: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct ChoiceView<'a> {
-    index: Option<u16>,
-    delta: Option<DeltaView>,
-    message: Option<DeltaView>,
-    #[serde(borrow)]
-    logprobs: Option<LogprobsView<'a>>,
-    finish_reason: Option<String>,
-    token_ids: Option<Vec<u32>>,
-    weight_versions: Option<Vec<VersionView>>,
-}
-
-#[derive(Deserialize)]
-struct DeltaView {
-    content: Option<String>,
-    reasoning: Option<String>,
-    reasoning_content: Option<String>,
-    tool_calls: Option<Vec<Fragment>>,
-}
-
-#[derive(Deserialize)]
-struct LogprobsView<'a> {
-    #[serde(borrow)]
-    content: Option<Vec<Entry<'a>>>,
-}
-
-/// The number is read from its own text, so that the `f32` is the nearest one to what the engine printed.
-#[derive(Deserialize)]
-struct Entry<'a> {
-    #[serde(borrow)]
-    logprob: Option<&'a RawValue>,
-}
-
-impl Entry<'_> {
-    fn value(&self) -> Option<f32> {
-        let value: f32 = self.logprob?.get().parse().ok()?;
-        (value.is_finite() && value > LOGPROB_FLOOR && value <= 0.0).then_some(value)
-    }
-}
-
-#[derive(Deserialize)]
-struct VersionView {
-    version: Value,
-    start: u32,
-    end: u32,
-}
-
-impl VersionView {
-    fn span(self) -> Option<VersionSpan> {
-        let version = match self.version {
-            Value::String(text) => text,
-            Value::Number(number) => number.to_string(),
-            _ => return None,
-        };
-        Some(VersionSpan { version, start: self.start, end: self.end })
-    }
-}
-
-#[derive(Deserialize)]
-struct UsageView {
-    prompt_tokens: Option<u64>,
-    completion_tokens: Option<u64>,
-    prompt_tokens_details: Option<PromptDetails>,
-    completion_tokens_details: Option<CompletionDetails>,
-}
-
-#[derive(Deserialize)]
-struct PromptDetails {
-    cached_tokens: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct CompletionDetails {
-    reasoning_tokens: Option<u64>,
 }
 
 #[cfg(test)]
@@ -309,6 +331,90 @@ mod tests {
         assert_eq!(choice.logprobs.as_ref().expect("logprobs").len() as u64, ids);
         assert!(choice.tool_calls.iter().all(|call| serde_json::from_str::<Value>(&call.arguments).is_ok()));
         assert!(!choice.tool_calls.is_empty());
+    }
+
+    #[test]
+    fn sglang_says_the_same_in_a_body_and_in_a_stream_with_its_extension() {
+        let mut body = Reply::default();
+        body.feed(&fixture("sglang_chat.json")).expect("readable");
+        let streamed = stream("sglang_chat_stream_sglext.sse");
+        let (a, b) = (&body.choices[&0], &streamed.choices[&0]);
+        assert_eq!(a.token_ids.as_deref(), Some(&[9707, 0, 220, 144_848, 144_849, 151_645][..]));
+        assert_eq!(a.ids_from, IdsFrom::Engine);
+        assert_eq!(body.prompt_token_ids.as_ref().expect("ids").len(), 12);
+        assert_eq!((&a.token_ids, &a.routed_experts, &a.text), (&b.token_ids, &b.routed_experts, &b.text));
+        assert!(a.routed_experts.as_ref().expect("routing").starts_with("AAAAAAAAAAADAAAA"));
+        assert_eq!(body.prompt_token_ids, streamed.prompt_token_ids);
+        assert_eq!((body.usage, body.usage.expect("usage").reasoning_tokens), (streamed.usage, Some(0)));
+        assert_eq!(a.stop_match, Some(StopMatch::Token(151_645)));
+        assert_eq!(b.stop_match, a.stop_match);
+        assert_eq!(a.logprobs.as_ref().expect("log-probs").len(), 6);
+        // Its streams lose log-probs: the record's verdict sees that they are fewer than the ids.
+        assert_eq!(b.logprobs.as_ref().expect("log-probs").len(), 4);
+        assert_eq!(body.weight_version.as_deref(), Some("step-42"));
+        let span = VersionSpan { version: "step-42".into(), start: 0, end: 6 };
+        assert_eq!(a.weight_versions, Some(vec![span]));
+    }
+
+    #[test]
+    fn c03_sglangs_meta_info_has_log_probs_by_id() {
+        let reply = |ids: &str, pairs: &str| {
+            let mut reply = Reply::default();
+            let text = format!(
+                r#"{{"choices":[{{"index":0,"message":{{"content":"x"}},"finish_reason":"stop","prompt_token_ids":[1],{ids}
+                "meta_info":{{"weight_version":7,"routed_experts":"AAAA","output_token_logprobs":{pairs}}}}}]}}"#
+            );
+            reply.feed(text.as_bytes()).expect("readable");
+            reply
+        };
+        let told = reply(r#""response_token_ids":[5,6],"#, r#"[[-0.5,5,null],[null,6,"x"]]"#);
+        let choice = &told.choices[&0];
+        assert_eq!(choice.logprobs, Some(vec![Some(-0.5), None]));
+        assert_eq!(choice.weight_version.as_deref(), Some("7"));
+        assert_eq!(choice.routed_experts.as_deref(), Some("AAAA"));
+        assert_eq!(told.prompt_token_ids, Some(vec![1]));
+        let only_pairs = reply("", "[[-0.5,5,null],[-0.25,6,null]]");
+        assert_eq!(only_pairs.choices[&0].token_ids, Some(vec![5, 6]));
+        let of_other_ids = reply(r#""response_token_ids":[5,6],"#, "[[-0.5,5,null],[-0.25,7,null]]");
+        assert_eq!(of_other_ids.choices[&0].logprobs, Some(vec![None, None]));
+        let odd = reply(r#""response_token_ids":[5],"#, r#"{"another":"shape"}"#);
+        assert_eq!((&odd.choices[&0].token_ids, &odd.choices[&0].logprobs), (&Some(vec![5]), &None));
+    }
+
+    #[test]
+    fn ids_in_the_place_of_token_texts_are_taken_where_there_are_no_others() {
+        let mut body = Reply::default();
+        body.feed(&fixture("vllm_chat_routed.json")).expect("readable");
+        assert_eq!(body.choices[&0].ids_from, IdsFrom::Engine);
+        let text = String::from_utf8(fixture("vllm_chat_routed.json")).expect("text");
+        let mut old = Reply::default();
+        old.feed(text.replace("\"token_ids\"", "\"x\"").as_bytes()).expect("readable");
+        assert_eq!(old.choices[&0].token_ids, body.choices[&0].token_ids);
+        assert_eq!(old.choices[&0].ids_from, IdsFrom::TokenStrings);
+        let mut mixed = Reply::default();
+        for token in ["token_id:5", "a", "token_id:6"] {
+            let chunk = format!(
+                r#"{{"choices":[{{"index":0,"delta":{{}},"logprobs":{{"content":[{{"token":"{token}","logprob":-0.5}}]}}}}]}}"#
+            );
+            mixed.feed(chunk.as_bytes()).expect("readable");
+        }
+        // The numbers differ: the verdict refuses it.
+        let choice = &mixed.choices[&0];
+        assert_eq!(
+            (choice.token_ids.as_ref().map(Vec::len), choice.logprobs.as_ref().map(Vec::len)),
+            (Some(1), Some(3))
+        );
+    }
+
+    #[test]
+    fn vllms_token_endpoint_is_read_by_the_same_reader() {
+        let mut reply = Reply::default();
+        reply.feed(&fixture("vllm_inference_generate.json")).expect("readable");
+        let choice = &reply.choices[&0];
+        assert_eq!(reply.prompt_token_ids.as_ref().expect("ids").len(), 12);
+        assert_eq!(choice.token_ids.as_ref().expect("ids").len(), 13);
+        assert!(choice.logprobs.as_ref().expect("log-probs").iter().all(Option::is_some));
+        assert!(choice.routed_experts.is_some() && choice.weight_versions.is_some());
     }
 
     #[test]

@@ -72,10 +72,17 @@ impl Request {
             None | Some(Value::Null) => true,
             Some(choice) => choice == "auto" || choice == "none",
         };
-        let has_grammar =
-            ["structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"]
-                .iter()
-                .any(|name| get(name).is_some_and(|value| !value.is_null()));
+        let has_grammar = [
+            "structured_outputs",
+            "guided_json",
+            "guided_regex",
+            "guided_choice",
+            "guided_grammar",
+            "regex",
+            "ebnf",
+        ]
+        .iter()
+        .any(|name| get(name).is_some_and(|value| !value.is_null()));
         Ok(Self {
             model,
             is_stream: is_true("stream"),

@@ -3,11 +3,12 @@
 use serde::Deserialize;
 
 /// A tool call. `arguments` are the bytes that were sampled.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct ToolCall {
     pub id: String,
     pub name: String,
     pub arguments: String,
+    /// How its fragments were numbered: no part of the call itself.
     index: Option<u64>,
 }
 
@@ -17,6 +18,14 @@ impl ToolCall {
         Self { id: id.into(), name: name.into(), arguments: arguments.into(), index: None }
     }
 }
+
+impl PartialEq for ToolCall {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.id, &self.name, &self.arguments) == (&other.id, &other.name, &other.arguments)
+    }
+}
+
+impl Eq for ToolCall {}
 
 /// One element of `tool_calls`.
 #[derive(Debug, Default, Deserialize)]

@@ -1,0 +1,199 @@
+//! What is read of a chat reply's JSON. Members that only some engines send are read leniently: another shape of
+//! theirs is as if they were not there, and the reply is read all the same.
+
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::reply::{StopMatch, VersionSpan};
+use super::tools::Fragment;
+
+/// Values at or below this are engines' stand-ins for "no value" (vLLM clamps to it).
+const LOGPROB_FLOOR: f32 = -9999.0;
+
+#[derive(Deserialize)]
+pub(super) struct View<'a> {
+    pub(super) id: Option<String>,
+    pub(super) created: Option<u64>,
+    pub(super) model: Option<String>,
+    #[serde(borrow)]
+    pub(super) choices: Option<Vec<ChoiceView<'a>>>,
+    pub(super) usage: Option<UsageView>,
+    pub(super) prompt_token_ids: Option<Vec<u32>>,
+    #[serde(borrow)]
+    pub(super) metadata: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) sglext: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) input_ids: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) output_ids: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) error: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct ChoiceView<'a> {
+    pub(super) index: Option<u16>,
+    pub(super) delta: Option<DeltaView>,
+    pub(super) message: Option<DeltaView>,
+    #[serde(borrow)]
+    pub(super) logprobs: Option<LogprobsView<'a>>,
+    pub(super) finish_reason: Option<String>,
+    pub(super) token_ids: Option<Vec<u32>>,
+    /// SGLang's name for them.
+    pub(super) response_token_ids: Option<Vec<u32>>,
+    /// Where SGLang, and completions, have them.
+    pub(super) prompt_token_ids: Option<Vec<u32>>,
+    pub(super) weight_versions: Option<Vec<VersionView>>,
+    #[serde(borrow)]
+    pub(super) routed_experts: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) meta_info: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) stop_reason: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) matched_stop: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct DeltaView {
+    pub(super) content: Option<String>,
+    pub(super) reasoning: Option<String>,
+    pub(super) reasoning_content: Option<String>,
+    pub(super) tool_calls: Option<Vec<Fragment>>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct LogprobsView<'a> {
+    #[serde(borrow)]
+    pub(super) content: Option<Vec<Entry<'a>>>,
+}
+
+/// The number is read from its own text, so that the `f32` is the nearest one to what the engine printed.
+#[derive(Deserialize)]
+pub(super) struct Entry<'a> {
+    #[serde(borrow)]
+    pub(super) logprob: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) token: Option<&'a RawValue>,
+}
+
+impl Entry<'_> {
+    pub(super) fn value(&self) -> Option<f32> {
+        logprob(self.logprob?)
+    }
+
+    /// The id in a token's text `token_id:7`.
+    pub(super) fn id_string(&self) -> Option<u32> {
+        self.token?.get().strip_prefix("\"token_id:")?.strip_suffix('"')?.parse().ok()
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct VersionView {
+    pub(super) version: Value,
+    pub(super) start: u32,
+    pub(super) end: u32,
+}
+
+impl VersionView {
+    pub(super) fn span(self) -> Option<VersionSpan> {
+        Some(VersionSpan { version: label(self.version)?, start: self.start, end: self.end })
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct UsageView {
+    pub(super) prompt_tokens: Option<u64>,
+    pub(super) completion_tokens: Option<u64>,
+    pub(super) prompt_tokens_details: Option<PromptDetails>,
+    pub(super) completion_tokens_details: Option<CompletionDetails>,
+    /// SGLang's place for them.
+    pub(super) reasoning_tokens: Option<u64>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct PromptDetails {
+    pub(super) cached_tokens: Option<u64>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct CompletionDetails {
+    pub(super) reasoning_tokens: Option<u64>,
+}
+
+/// SGLang's `meta_info` of a choice, or of a native reply.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct MetaView<'a> {
+    pub(super) weight_version: Option<Value>,
+    pub(super) weight_versions: Option<Vec<VersionView>>,
+    #[serde(borrow)]
+    pub(super) routed_experts: Option<&'a RawValue>,
+    /// `[log-prob or null, id, text or null]` for each sampled token.
+    #[serde(borrow)]
+    pub(super) output_token_logprobs: Option<Vec<Vec<&'a RawValue>>>,
+}
+
+/// SGLang's `metadata` of a body.
+#[derive(Deserialize)]
+pub(super) struct MetadataView {
+    pub(super) weight_version: Option<Value>,
+    pub(super) weight_versions: Option<Vec<VersionView>>,
+}
+
+/// SGLang's `sglext`.
+#[derive(Deserialize)]
+pub(super) struct SglextView<'a> {
+    pub(super) input_ids: Option<Vec<u32>>,
+    pub(super) output_ids: Option<Vec<Vec<u32>>>,
+    #[serde(borrow)]
+    pub(super) routed_experts: Option<&'a RawValue>,
+}
+
+/// The value, if it has the shape that is known.
+pub(super) fn lenient<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<T> {
+    serde_json::from_str(raw?.get()).ok()
+}
+
+/// A label of weights: engines give text or a number.
+pub(super) fn label(version: Value) -> Option<String> {
+    match version {
+        Value::String(text) => Some(text),
+        Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+pub(super) fn spans(views: Vec<VersionView>) -> Vec<VersionSpan> {
+    views.into_iter().filter_map(VersionView::span).collect()
+}
+
+/// A string's text; the JSON of anything else.
+pub(super) fn raw_text(raw: &RawValue) -> String {
+    serde_json::from_str(raw.get()).unwrap_or_else(|_| raw.get().to_owned())
+}
+
+pub(super) fn stop_match(raw: &RawValue) -> Option<StopMatch> {
+    match serde_json::from_str(raw.get()).ok()? {
+        Value::String(text) => Some(StopMatch::Text(text)),
+        Value::Number(id) => Some(StopMatch::Token(u32::try_from(id.as_u64()?).ok()?)),
+        _ => None,
+    }
+}
+
+/// Id and log-prob of each sampled token; `None` for an id that is none.
+pub(super) fn pairs(list: &[Vec<&RawValue>]) -> Vec<(Option<u32>, Option<f32>)> {
+    let pair = |item: &Vec<&RawValue>| {
+        let id = item.get(1).and_then(|id| id.get().parse().ok());
+        (id, item.first().and_then(|value| logprob(value)))
+    };
+    list.iter().map(pair).collect()
+}
+
+/// A usable log-prob.
+fn logprob(raw: &RawValue) -> Option<f32> {
+    let value: f32 = raw.get().parse().ok()?;
+    (value.is_finite() && value > LOGPROB_FLOOR && value <= 0.0).then_some(value)
+}

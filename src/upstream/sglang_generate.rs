@@ -1,0 +1,343 @@
+//! SGLang's native `/generate`: replies as [`chat::Reply`](Reply), whose text is what was generated, unparsed.
+//!
+//! A stream repeats everything so far in each event (cumulative), or sends only what is new (incremental, a server
+//! flag); nothing in an event says which, and totals are totals in both. The number of ids in an event tells: with
+//! everything so far it is `completion_tokens`, with only what is new it is what `completion_tokens` grew by.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::protocol::chat::{Choice, Fed, Reply, ReplyError, ReplyUsage, StopMatch, VersionSpan};
+use crate::protocol::json;
+
+/// Why a reply of `/generate` cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum GenerateError {
+    #[error(transparent)]
+    Json(#[from] ReplyError),
+    #[error("output {index} of the reply came with {ids} ids where {new} new and {total} in all were told")]
+    Ids { index: u16, ids: usize, new: usize, total: usize },
+    #[error("output {index} of the reply does not go on where it was: its ids changed")]
+    Rewritten { index: u16 },
+}
+
+/// How a stream's events are to be put together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Cumulative,
+    Incremental,
+}
+
+/// Puts a reply together from a body, or from a stream's events.
+#[derive(Debug, Clone, Default)]
+pub struct GenerateReply {
+    reply: Reply,
+    form: Option<Form>,
+    /// `completion_tokens` of each output so far.
+    totals: BTreeMap<u16, u64>,
+    /// `prompt_tokens` of each output.
+    prompts: BTreeMap<u16, u64>,
+}
+
+impl GenerateReply {
+    /// The reply so far.
+    #[must_use]
+    pub const fn reply(&self) -> &Reply {
+        &self.reply
+    }
+
+    /// The reply so far.
+    #[must_use]
+    pub fn into_reply(self) -> Reply {
+        self.reply
+    }
+
+    /// Adds a whole body (one output, or the array of several) or the data of a stream's event (not `[DONE]`).
+    ///
+    /// # Errors
+    /// [`GenerateError`] when it is not such a reply, or contradicts what came before; of its own outputs, those
+    /// before the bad one were added.
+    pub fn feed(&mut self, data: &[u8]) -> Result<Fed, GenerateError> {
+        let clean;
+        let view = match read(data) {
+            Ok(view) => view,
+            Err(error) => match json::without_bad_numbers(data) {
+                Some(copy) => {
+                    clean = copy;
+                    read(&clean).map_err(ReplyError::from)?
+                }
+                None => return Err(ReplyError::from(error).into()),
+            },
+        };
+        let mut fed = Fed::default();
+        let outputs = match view {
+            View::Outputs(outputs) => outputs.into_iter().enumerate().collect(),
+            View::Output(output) => vec![(0, *output)],
+        };
+        for (position, output) in outputs {
+            if let Some(error) = output.error {
+                fed.has_error = true;
+                let message = error_message(error);
+                self.reply.error.get_or_insert(message);
+                continue;
+            }
+            let index = output.index.or(u16::try_from(position).ok()).unwrap_or(0);
+            fed.has_finish |= self.add(index, output)?;
+        }
+        Ok(fed)
+    }
+
+    /// Adds one output; true if it is over.
+    fn add(&mut self, index: u16, output: Output<'_>) -> Result<bool, GenerateError> {
+        let meta = output.meta_info.unwrap_or_default();
+        let pairs = meta.output_token_logprobs.map(|list| pairs(&list));
+        let ids = output.output_ids.or_else(|| {
+            // Older servers have the ids beside the log-probs only.
+            pairs.as_deref()?.iter().map(|(id, _)| *id).collect()
+        });
+        let known = self.reply.choices.entry(index).or_default();
+        let before = known.token_ids.as_ref().map_or(0, Vec::len);
+        let total_before = self.totals.get(&index).copied().unwrap_or(0);
+        let count = ids.as_ref().map_or(0, Vec::len);
+        let total = match meta.completion_tokens {
+            Some(total) => total,
+            None if before == 0 => count as u64,
+            None => return Err(GenerateError::Ids { index, ids: count, new: 0, total: before }),
+        };
+        let form = form(self.form, index, ids.as_deref(), before, total_before, total)?;
+        if form.is_some() {
+            self.form = form;
+        }
+        let values = pairs.map(|pairs| values(&pairs, ids.as_deref()));
+        match form {
+            Some(Form::Incremental) => {
+                known.text.push_str(&output.text.unwrap_or_default());
+                append(known, ids, values, before, total)?;
+            }
+            // Both forms of the first event are the same.
+            Some(Form::Cumulative) | None => {
+                let text = output.text.unwrap_or_default();
+                let goes_on = match (&known.token_ids, &ids) {
+                    (Some(before), Some(ids)) => ids.starts_with(before),
+                    (Some(_), None) => false,
+                    (None, _) => text.starts_with(&known.text),
+                };
+                if !goes_on {
+                    return Err(GenerateError::Rewritten { index });
+                }
+                known.text = text;
+                (known.token_ids, known.logprobs) =
+                    (ids.or(known.token_ids.take()), values.or(known.logprobs.take()));
+            }
+        }
+        self.totals.insert(index, total);
+        if let Some(spans) = meta.weight_versions {
+            let span = |span: VersionView| {
+                Some(VersionSpan { version: label(span.version)?, start: span.start, end: span.end })
+            };
+            known.weight_versions = Some(spans.into_iter().filter_map(span).collect());
+        }
+        known.weight_version = meta.weight_version.and_then(label).or(known.weight_version.take());
+        let routed = meta
+            .routed_experts
+            .map(|raw| serde_json::from_str::<String>(raw.get()).unwrap_or_else(|_| raw.get().to_owned()));
+        known.routed_experts = routed.or(known.routed_experts.take());
+        let is_over = meta.finish_reason.is_some();
+        if let Some(reason) = meta.finish_reason {
+            known.stop_match = reason.matched.and_then(stop_match);
+            // An abort is never a stop: its message is the reply's error.
+            if reason.kind == "abort"
+                && let Some(message) = reason.message
+            {
+                self.reply.error.get_or_insert(message);
+            }
+            known.finish_reason = Some(reason.kind);
+        }
+        self.reply.id = self.reply.id.take().or(meta.id);
+        if self.reply.prompt_token_ids.is_none() {
+            self.reply.prompt_token_ids = output.prompt_token_ids;
+        }
+        self.prompts.extend(meta.prompt_tokens.map(|tokens| (index, tokens)));
+        self.reply.usage = self.usage(meta.cached_tokens, meta.reasoning_tokens);
+        Ok(is_over)
+    }
+
+    /// Usage as the chat endpoint counts it: the prompt once, the outputs' tokens together.
+    fn usage(&self, cached_tokens: Option<u64>, reasoning_tokens: Option<u64>) -> Option<ReplyUsage> {
+        let prompt_tokens = *self.prompts.values().next()?;
+        let completion_tokens = self.totals.values().sum();
+        Some(ReplyUsage { prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens })
+    }
+}
+
+/// The form that this event shows, or that earlier ones showed; `None`: it could be either.
+fn form(
+    known: Option<Form>,
+    index: u16,
+    ids: Option<&[u32]>,
+    before: usize,
+    total_before: u64,
+    total: u64,
+) -> Result<Option<Form>, GenerateError> {
+    let Some(ids) = ids else {
+        return Ok(known);
+    };
+    let count = ids.len() as u64;
+    let new = total.saturating_sub(total_before);
+    // The event of an abort repeats the last id in the incremental form: what is too much is left out later.
+    let may_be_incremental = count == new || (new == 0 && count == 1 && before > 0);
+    let form = match (count == total, may_be_incremental) {
+        (true, true) if total_before == 0 => known,
+        (true, true) => known.or(Some(Form::Cumulative)),
+        (true, false) => Some(Form::Cumulative),
+        (false, true) => Some(Form::Incremental),
+        (false, false) => None,
+    };
+    let is_told = (count == total) || may_be_incremental;
+    if !is_told || (known.is_some() && form != known) {
+        let (new, total) = (usize::try_from(new).unwrap_or(0), usize::try_from(total).unwrap_or(0));
+        return Err(GenerateError::Ids { index, ids: ids.len(), new, total });
+    }
+    Ok(form)
+}
+
+/// Adds what is new of an incremental event, up to `total` tokens in all.
+fn append(
+    known: &mut Choice,
+    ids: Option<Vec<u32>>,
+    values: Option<Vec<Option<f32>>>,
+    before: usize,
+    total: u64,
+) -> Result<(), GenerateError> {
+    let room = usize::try_from(total).unwrap_or(usize::MAX).saturating_sub(before);
+    let Some(ids) = ids else {
+        return Ok(());
+    };
+    let added = ids.len().min(room);
+    known.token_ids.get_or_insert_default().extend_from_slice(&ids[..added]);
+    if values.is_some() || known.logprobs.is_some() {
+        let values = values.unwrap_or_default();
+        let all = known.logprobs.get_or_insert_with(|| vec![None; before]);
+        all.extend((0..added).map(|at| values.get(at).copied().flatten()));
+    }
+    Ok(())
+}
+
+/// Log-probs in the order of `ids`; `None` where the pair is of another id.
+fn values(pairs: &[(Option<u32>, Option<f32>)], ids: Option<&[u32]>) -> Vec<Option<f32>> {
+    let Some(ids) = ids else {
+        return Vec::new();
+    };
+    let value = |(at, id): (usize, &u32)| match pairs.get(at) {
+        Some((of, value)) if *of == Some(*id) => *value,
+        _ => None,
+    };
+    ids.iter().enumerate().map(value).collect()
+}
+
+fn stop_match(matched: Matched) -> Option<StopMatch> {
+    match matched {
+        Matched::Token(id) => Some(StopMatch::Token(id)),
+        Matched::Text(text) => Some(StopMatch::Text(text)),
+        Matched::Other(_) => None,
+    }
+}
+
+/// A label of weights: text or a number.
+fn label(version: Value) -> Option<String> {
+    match version {
+        Value::String(text) => Some(text),
+        Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+fn error_message(error: &RawValue) -> String {
+    let message = serde_json::from_str::<Value>(error.get()).ok();
+    let text = message.as_ref().and_then(|error| error["message"].as_str().or(error.as_str()));
+    text.map_or_else(|| error.get().to_owned(), str::to_owned)
+}
+
+/// Id and log-prob of each `[log-prob or null, id, text or null]`.
+fn pairs(list: &[Vec<&RawValue>]) -> Vec<(Option<u32>, Option<f32>)> {
+    let value = |raw: &&RawValue| {
+        let value: f32 = raw.get().parse().ok()?;
+        (value.is_finite() && value <= 0.0).then_some(value)
+    };
+    let pair = |item: &Vec<&RawValue>| {
+        (item.get(1).and_then(|id| id.get().parse().ok()), item.first().and_then(value))
+    };
+    list.iter().map(pair).collect()
+}
+
+enum View<'a> {
+    Outputs(Vec<Output<'a>>),
+    Output(Box<Output<'a>>),
+}
+
+fn read(data: &[u8]) -> Result<View<'_>, serde_json::Error> {
+    if data.trim_ascii_start().starts_with(b"[") {
+        serde_json::from_slice(data).map(View::Outputs)
+    } else {
+        serde_json::from_slice(data).map(Box::new).map(View::Output)
+    }
+}
+
+#[derive(Deserialize)]
+struct Output<'a> {
+    index: Option<u16>,
+    text: Option<String>,
+    output_ids: Option<Vec<u32>>,
+    prompt_token_ids: Option<Vec<u32>>,
+    #[serde(borrow)]
+    meta_info: Option<Meta<'a>>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Meta<'a> {
+    id: Option<String>,
+    finish_reason: Option<FinishReason>,
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+    cached_tokens: Option<u64>,
+    reasoning_tokens: Option<u64>,
+    weight_version: Option<Value>,
+    weight_versions: Option<Vec<VersionView>>,
+    #[serde(borrow)]
+    routed_experts: Option<&'a RawValue>,
+    #[serde(borrow)]
+    output_token_logprobs: Option<Vec<Vec<&'a RawValue>>>,
+}
+
+#[derive(Deserialize)]
+struct FinishReason {
+    #[serde(rename = "type")]
+    kind: String,
+    matched: Option<Matched>,
+    message: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Matched {
+    Token(u32),
+    Text(String),
+    Other(serde::de::IgnoredAny),
+}
+
+#[derive(Deserialize)]
+struct VersionView {
+    version: Value,
+    start: u32,
+    end: u32,
+}
+
+#[cfg(test)]
+#[path = "sglang_generate_tests.rs"]
+mod tests;

@@ -8,5 +8,5 @@ mod tools;
 
 pub use cut::{Cut, CutError, CutReply, Unasked, cut};
 pub use reply::{Choice, Fed, Reply, ReplyError, ReplyUsage, VersionSpan};
-pub use request::{Request, RequestError, set_members};
+pub use request::{Request, RequestError};
 pub use tools::ToolCall;

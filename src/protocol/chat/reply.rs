@@ -1,4 +1,4 @@
-//! A chat reply put together from a parsed copy of a body or of a stream's events.
+//! A chat or completions reply put together from a parsed copy of a body or of a stream's events.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,11 @@ pub struct VersionSpan {
 pub struct Choice {
     pub text: String,
     pub reasoning: String,
+    /// What the model said instead of an answer, where the upstream tells it apart.
+    pub refusal: String,
     pub tool_calls: Vec<ToolCall>,
+    /// Ids of this choice's own prompt, where they come with the choice (completions).
+    pub prompt_token_ids: Option<Vec<u32>>,
     /// `None`: no part of the reply had ids.
     pub token_ids: Option<Vec<u32>>,
     /// `None`: no part of the reply had log-probs. An element is `None` where the engine gave no usable number.
@@ -86,6 +90,21 @@ impl Reply {
         }
     }
 
+    /// The prompt's ids of a choice, when every prompt has `n` choices: the choice's own, those of another choice of
+    /// the same prompt, or those of the reply.
+    #[must_use]
+    pub fn prompt_ids_of(&self, choice: u16, n: u64) -> Option<&[u32]> {
+        let first = u64::from(choice).checked_div(n)?.saturating_mul(n);
+        let end = first.saturating_add(n);
+        let own = self.choices.get(&choice).and_then(|choice| choice.prompt_token_ids.as_deref());
+        let of_sibling = || {
+            let is_sibling = |index: u16| (first..end).contains(&u64::from(index));
+            let mut siblings = self.choices.iter().filter(|(index, _)| is_sibling(**index));
+            siblings.find_map(|(_, sibling)| sibling.prompt_token_ids.as_deref())
+        };
+        own.or_else(of_sibling).or(self.prompt_token_ids.as_deref())
+    }
+
     /// True once `asked` choices have their finish reason.
     #[must_use]
     pub fn is_finished(&self, asked: u64) -> bool {
@@ -128,11 +147,16 @@ impl Choice {
             self.text.push_str(delta.content.as_deref().unwrap_or_default());
             let reasoning = delta.reasoning.or(delta.reasoning_content);
             self.reasoning.push_str(reasoning.as_deref().unwrap_or_default());
+            self.refusal.push_str(delta.refusal.as_deref().unwrap_or_default());
             for fragment in delta.tool_calls.unwrap_or_default() {
                 tools::add(&mut self.tool_calls, fragment);
             }
         }
-        let entries = view.logprobs.and_then(|logprobs| logprobs.content);
+        self.text.push_str(view.text.as_deref().unwrap_or_default());
+        if self.prompt_token_ids.is_none() {
+            self.prompt_token_ids = view.prompt_token_ids;
+        }
+        let entries = view.logprobs.and_then(LogprobsView::entries);
         if let Some(ids) = &view.token_ids {
             self.token_ids.get_or_insert_default().extend_from_slice(ids);
         }
@@ -190,6 +214,9 @@ struct ChoiceView<'a> {
     index: Option<u16>,
     delta: Option<DeltaView>,
     message: Option<DeltaView>,
+    /// Completions: what `delta` or `message` is in chat.
+    text: Option<String>,
+    prompt_token_ids: Option<Vec<u32>>,
     #[serde(borrow)]
     logprobs: Option<LogprobsView<'a>>,
     finish_reason: Option<String>,
@@ -202,6 +229,7 @@ struct DeltaView {
     content: Option<String>,
     reasoning: Option<String>,
     reasoning_content: Option<String>,
+    refusal: Option<String>,
     tool_calls: Option<Vec<Fragment>>,
 }
 
@@ -209,6 +237,16 @@ struct DeltaView {
 struct LogprobsView<'a> {
     #[serde(borrow)]
     content: Option<Vec<Entry<'a>>>,
+    /// Completions.
+    #[serde(borrow)]
+    token_logprobs: Option<Vec<Option<&'a RawValue>>>,
+}
+
+impl<'a> LogprobsView<'a> {
+    fn entries(self) -> Option<Vec<Entry<'a>>> {
+        let bare = self.token_logprobs;
+        self.content.or_else(|| Some(bare?.into_iter().map(|logprob| Entry { logprob }).collect()))
+    }
 }
 
 /// The number is read from its own text, so that the `f32` is the nearest one to what the engine printed.

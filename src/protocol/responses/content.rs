@@ -100,7 +100,8 @@ fn read(raw: &str, path: &str) -> Result<Part, ApiError> {
 
 fn image(part: &Fields<'_>, path: &str) -> Result<Part, ApiError> {
     let Some(url) = part.text("image_url") else {
-        let problem = "is an image without `image_url`: this proxy keeps no files, send its URL or a data URL";
+        let problem =
+            "is an image without `image_url`: this proxy keeps no files, send its URL or a data URL";
         return Err(unsupported(path, problem));
     };
     let url = Object::new().raw("url", url).maybe("detail", part.get("detail")).end();

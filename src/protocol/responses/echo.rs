@@ -86,7 +86,8 @@ fn usage(usage: Option<ReplyUsage>) -> String {
     // Clients read these counts as numbers: what the upstream did not say is 0 here, and null in the capture.
     let cached = usage.cached_tokens.unwrap_or(0);
     let reasoning = usage.reasoning_tokens.unwrap_or(0);
-    let input_details = Object::new().raw("cached_tokens", &cached.to_string()).raw("cache_write_tokens", "0");
+    let input_details =
+        Object::new().raw("cached_tokens", &cached.to_string()).raw("cache_write_tokens", "0");
     Object::new()
         .raw("input_tokens", &usage.prompt_tokens.to_string())
         .raw("input_tokens_details", &input_details.end())

@@ -188,7 +188,8 @@ impl Conversation {
         let Some(id) = id else {
             return Err(invalid(path, &format!("is a {kind} without a `call_id`")));
         };
-        let output = item.get("output").ok_or_else(|| invalid(path, &format!("is a {kind} without `output`")))?;
+        let output =
+            item.get("output").ok_or_else(|| invalid(path, &format!("is a {kind} without `output`")))?;
         let mut content = Content::default();
         content.add(output, &format!("{path}.output"))?;
         self.close_turn();

@@ -62,9 +62,18 @@ impl Text {
 
 /// An item that has begun.
 enum Open {
-    Text { kind: Text, id: String, text: String },
+    Text {
+        kind: Text,
+        id: String,
+        text: String,
+    },
     /// The client's id of the call stays what it was when the call began.
-    Call { id: String, call_id: String, given: usize, unwrapper: unwrap::Unwrapper },
+    Call {
+        id: String,
+        call_id: String,
+        given: usize,
+        unwrapper: unwrap::Unwrapper,
+    },
 }
 
 /// The output of a response.

@@ -111,7 +111,8 @@ pub fn open_call(
             .maybe("tool_choice", choice.as_deref())
             .maybe("parallel_tool_calls", request.get("parallel_tool_calls"));
     }
-    let effort = request.get("reasoning").and_then(Fields::read).and_then(|reasoning| reasoning.get("effort"));
+    let effort =
+        request.get("reasoning").and_then(Fields::read).and_then(|reasoning| reasoning.get("effort"));
     let format = response_format(&request)?;
     chat = chat
         .maybe("reasoning_effort", effort)

@@ -43,22 +43,25 @@ mod tests {
 
     #[test]
     fn arguments_come_back_as_they_were_sampled() {
-        for sampled in [
-            r#"{"command": ["ls", "-la"]}"#,
-            r#"{"command":["ls"],  "timeout_ms": 5, "env": {"A": "b"}}"#,
-        ] {
+        for sampled in
+            [r#"{"command": ["ls", "-la"]}"#, r#"{"command":["ls"],  "timeout_ms": 5, "env": {"A": "b"}}"#]
+        {
             let action = action(sampled).expect("action");
             let parsed: Value = serde_json::from_str(&action).expect("JSON");
             assert_eq!(parsed["type"], "exec");
             assert!(parsed["env"].is_object());
             assert_eq!(arguments(&action).as_deref(), Some(sampled));
         }
-        assert_eq!(arguments(r#"{"type":"exec","command":["a"],"user":null,"env":{ }}"#).unwrap(), r#"{"command":["a"]}"#);
+        assert_eq!(
+            arguments(r#"{"type":"exec","command":["a"],"user":null,"env":{ }}"#).unwrap(),
+            r#"{"command":["a"]}"#
+        );
     }
 
     #[test]
     fn what_cannot_be_run_is_no_action() {
-        for arguments in ["", "[]", "{}", r#"{"command":"ls"}"#, r#"{"command":[]}"#, r#"{"command":["ls"]"#] {
+        for arguments in ["", "[]", "{}", r#"{"command":"ls"}"#, r#"{"command":[]}"#, r#"{"command":["ls"]"#]
+        {
             assert_eq!(action(arguments), None);
         }
     }

@@ -259,9 +259,10 @@ fn code(error: &ApiError) -> &'static str {
         ["context_length", "context length", "maximum model length"].iter().any(|part| text.contains(part))
     };
     match error.status {
+        // Whatever status it came with: to try it again is no use.
+        _ if is_too_long(error.code) || is_too_long(&error.message) => "context_length_exceeded",
         429 if error.code == "insufficient_quota" => "insufficient_quota",
         429 => "rate_limit_exceeded",
-        400 | 413 if is_too_long(error.code) || is_too_long(&error.message) => "context_length_exceeded",
         400..=499 => "invalid_prompt",
         _ => "server_error",
     }

@@ -168,6 +168,43 @@ pub fn remove_members(members: &[Member], edits: &mut Vec<Edit>, is_removed: imp
     }
 }
 
+/// An object's text with members set and removed.
+///
+/// # Errors
+/// [`ScanError`] if `text` is not an object.
+pub fn set_members(text: &[u8], set: &[(&str, String)], remove: &[&str]) -> Result<Vec<u8>, ScanError> {
+    let members = members(text, 0)?;
+    let is_removed = |member: &Member| remove.iter().any(|name| member.is_named(text, name));
+    let mut edits = Vec::new();
+    remove_members(&members, &mut edits, is_removed);
+    let mut appended = String::new();
+    let mut keeps_any = members.iter().any(|member| !is_removed(member));
+    for (name, value) in set {
+        let mut is_present = false;
+        for member in members.iter().filter(|member| member.is_named(text, name)) {
+            is_present = true;
+            if member.text(text) != value.as_bytes() {
+                edits.push(Edit::replace(member.value.clone(), value.clone().into_bytes()));
+            }
+        }
+        if !is_present {
+            if keeps_any {
+                appended.push(',');
+            }
+            keeps_any = true;
+            appended.push_str(&serde_json::Value::from(*name).to_string());
+            appended.push(':');
+            appended.push_str(value);
+        }
+    }
+    if !appended.is_empty() {
+        let last = members.last().map_or(skip_space(text, 0) + 1, |member| member.value.end);
+        edits.push(Edit::replace(last..last, appended.into_bytes()));
+    }
+    edits.sort_by_key(|edit| (edit.span.start, edit.span.end));
+    Ok(apply(text, &edits))
+}
+
 /// A copy in which numbers that JSON or an `f64` cannot hold are `null`, for reading; `None` if there are none.
 #[must_use]
 pub fn without_bad_numbers(text: &[u8]) -> Option<Vec<u8>> {
@@ -366,5 +403,19 @@ mod tests {
             serde_json::json!({"a": null, "b": [null, null, -0.5, "NaN"], "c": null, "d": true})
         );
         assert_eq!(without_bad_numbers(br#"{"a":-1.5e3,"b":"NaN"}"#), None);
+    }
+
+    #[test]
+    fn a_removed_last_member_and_an_appended_one_do_not_collide() {
+        let cases: [(&[u8], &str); 4] = [
+            (br#"{"a":1,"x":2}"#, r#"{"a":1,"k":0}"#),
+            (br#"{"x":2}"#, r#"{"k":0}"#),
+            (br"{}", r#"{"k":0}"#),
+            (br#"{"k":1,"x":2,"k":3}"#, r#"{"k":0,"k":0}"#),
+        ];
+        for (text, expected) in cases {
+            let out = set_members(text, &[("k", "0".into())], &["x"]).expect("object");
+            assert_eq!(String::from_utf8(out).expect("text"), expected);
+        }
     }
 }

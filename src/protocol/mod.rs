@@ -3,6 +3,9 @@
 //! - [`sse`]: an incremental parser of server-sent events on bytes, which gives every input byte back.
 //! - [`json`]: byte spans of JSON members and edits on them, so that text is changed without re-serialising it.
 //! - [`chat`]: OpenAI's chat protocol: the request as lego needs it, the assembler of replies, what is cut out.
+//! - [`completions`]: OpenAI's legacy completions protocol, captured in the same way.
+//! - [`body`]: a request's object, of which a few members are read.
+//! - [`responses`]: OpenAI's Responses protocol in front of a chat upstream.
 //! - [`translate`]: other protocols in front of a chat upstream.
 //! - [`messages`]: Anthropic's Messages protocol on that seam.
 //! - [`error`]: the error body that clients of that protocol understand.
@@ -16,9 +19,12 @@
 //! `eventsource-stream` is not used here: it decodes to text and forgets the original bytes, which the relay must
 //! forward unchanged, and it drops an unterminated last event. It is the independent client in the tests.
 
+pub mod body;
 pub mod chat;
+pub mod completions;
 pub mod error;
 pub mod json;
 pub mod messages;
+pub mod responses;
 pub mod sse;
 pub mod translate;

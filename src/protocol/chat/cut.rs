@@ -1,4 +1,5 @@
-//! What lego caused is cut out of the original bytes of a reply (law 5). Nothing is re-serialised.
+//! What lego caused is cut out of the original bytes of a chat or completions reply (law 5). Nothing is
+//! re-serialised.
 
 use crate::protocol::json::{self, Edit, Member, ScanError};
 
@@ -132,11 +133,14 @@ fn cut_choice(text: &[u8], at: usize, cut: &Cut, edits: &mut Vec<Edit>) -> Resul
                 has_logprobs = !is_null(text, member);
                 take(text, member, index, cut.logprobs, &mut gone, edits);
             }
+            // In completions every choice has its prompt's ids.
             "prompt_token_ids" => take(text, member, index, cut.prompt_token_ids, &mut gone, edits),
             "weight_versions" => take(text, member, index, cut.weight_versions, &mut gone, edits),
             "routed_experts" => take(text, member, index, cut.routed_experts, &mut gone, edits),
             "meta_info" => take(text, member, index, cut.meta_info, &mut gone, edits),
             "finish_reason" => is_finish = !matches!(member.text(text), b"null" | b"\"\""),
+            // Completions: what `delta` is in chat.
+            "text" => is_delta_empty = cut.empty_text && member.text(text) == b"\"\"",
             name @ ("delta" | "message") if text[member.value.start] == b'{' => {
                 let fields = json::members(text, member.value.start)?;
                 let is_reasoning = |field: &Member| {

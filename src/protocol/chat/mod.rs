@@ -10,6 +10,6 @@ mod view;
 
 pub use cut::{Cut, CutError, CutReply, Unasked, cut};
 pub use reply::{Choice, Fed, IdsFrom, Reply, ReplyError, ReplyUsage, StopMatch, VersionSpan};
-pub use request::{Request, RequestError, set_members};
+pub use request::{Request, RequestError};
 pub use tools::ToolCall;
 pub(in crate::protocol) use tools::{Fragment, add as add_fragment};

@@ -1,4 +1,4 @@
-//! A chat reply put together from a parsed copy of a body or of a stream's events.
+//! A chat or completions reply put together from a parsed copy of a body or of a stream's events.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use serde_json::value::RawValue;
 
 use super::tools::{self, ToolCall};
 use super::view::{
-    ChoiceView, Entry, MetaView, MetadataView, SglextView, View, label, lenient, pairs, raw_text, spans,
-    stop_match,
+    ChoiceView, Entry, LogprobsView, MetaView, MetadataView, SglextView, View, label, lenient, pairs,
+    raw_text, spans, stop_match,
 };
 use crate::protocol::json;
 
@@ -56,7 +56,11 @@ pub enum StopMatch {
 pub struct Choice {
     pub text: String,
     pub reasoning: String,
+    /// What the model said instead of an answer, where the upstream tells it apart.
+    pub refusal: String,
     pub tool_calls: Vec<ToolCall>,
+    /// Ids of this choice's own prompt, where they come with the choice (completions).
+    pub prompt_token_ids: Option<Vec<u32>>,
     /// `None`: no part of the reply had ids.
     pub token_ids: Option<Vec<u32>>,
     pub ids_from: IdsFrom,
@@ -112,6 +116,21 @@ impl Reply {
         }
     }
 
+    /// The prompt's ids of a choice, when every prompt has `n` choices: the choice's own, those of another choice of
+    /// the same prompt, or those of the reply.
+    #[must_use]
+    pub fn prompt_ids_of(&self, choice: u16, n: u64) -> Option<&[u32]> {
+        let first = u64::from(choice).checked_div(n)?.saturating_mul(n);
+        let end = first.saturating_add(n);
+        let own = self.choices.get(&choice).and_then(|choice| choice.prompt_token_ids.as_deref());
+        let of_sibling = || {
+            let is_sibling = |index: u16| (first..end).contains(&u64::from(index));
+            let mut siblings = self.choices.iter().filter(|(index, _)| is_sibling(**index));
+            siblings.find_map(|(_, sibling)| sibling.prompt_token_ids.as_deref())
+        };
+        own.or_else(of_sibling).or(self.prompt_token_ids.as_deref())
+    }
+
     /// True once `asked` choices have their finish reason.
     #[must_use]
     pub fn is_finished(&self, asked: u64) -> bool {
@@ -146,10 +165,15 @@ impl Reply {
         let is_only_choice = choices.len() == 1;
         for mut choice in choices {
             let index = choice.index.unwrap_or(0);
-            if self.prompt_token_ids.is_none() {
+            let is_chat = choice.text.is_none();
+            if is_chat && self.prompt_token_ids.is_none() {
                 self.prompt_token_ids = choice.prompt_token_ids.take();
             }
             let known = self.choices.entry(index).or_default();
+            // In completions each choice may have a prompt of its own.
+            if !is_chat && known.prompt_token_ids.is_none() {
+                known.prompt_token_ids = choice.prompt_token_ids.take();
+            }
             fed.has_finish |= known.add(choice);
         }
         if let Some(metadata) = lenient::<MetadataView>(view.metadata) {
@@ -201,13 +225,15 @@ impl Choice {
             self.text.push_str(delta.content.as_deref().unwrap_or_default());
             let reasoning = delta.reasoning.filter(|text| !text.is_empty()).or(delta.reasoning_content);
             self.reasoning.push_str(reasoning.as_deref().unwrap_or_default());
+            self.refusal.push_str(delta.refusal.as_deref().unwrap_or_default());
             for fragment in delta.tool_calls.unwrap_or_default() {
                 tools::add(&mut self.tool_calls, fragment);
             }
         }
+        self.text.push_str(view.text.as_deref().unwrap_or_default());
         let meta = lenient::<MetaView<'_>>(view.meta_info).unwrap_or_default();
         let sampled = meta.output_token_logprobs.map(|list| pairs(&list));
-        let entries = view.logprobs.and_then(|logprobs| logprobs.content).unwrap_or_default();
+        let entries = view.logprobs.and_then(LogprobsView::entries).unwrap_or_default();
         let ids = view.token_ids.or(view.response_token_ids).or_else(|| {
             let sampled = sampled.as_deref()?;
             sampled.iter().map(|(id, _)| *id).collect::<Option<Vec<u32>>>()

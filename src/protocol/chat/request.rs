@@ -2,17 +2,15 @@
 
 use bytes::Bytes;
 use serde_json::Value;
-use serde_json::value::RawValue;
 
-use crate::protocol::json::{self, Edit, Member};
+use crate::protocol::body::{Body, BodyError};
+use crate::protocol::json;
 
 /// Why a body is not a chat request.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    #[error("the request body is not JSON: {0}")]
-    NotJson(serde_json::Error),
-    #[error("the request body is not a JSON object")]
-    NotAnObject,
+    #[error(transparent)]
+    Body(#[from] BodyError),
     #[error("the request body has no `model` string")]
     NoModel,
     #[error("the request body has no `messages` array")]
@@ -22,8 +20,7 @@ pub enum RequestError {
 /// A chat request: its bytes, and what lego reads of them.
 #[derive(Debug, Clone)]
 pub struct Request {
-    body: Bytes,
-    members: Vec<Member>,
+    body: Body,
     /// Name of the model that the client asks for.
     pub model: String,
     pub is_stream: bool,
@@ -49,52 +46,27 @@ impl Request {
     /// # Errors
     /// [`RequestError`] says what is wrong with it.
     pub fn parse(body: Bytes) -> Result<Self, RequestError> {
-        serde_json::from_slice::<&RawValue>(&body).map_err(RequestError::NotJson)?;
-        let members = json::members(&body, 0).map_err(|_| RequestError::NotAnObject)?;
-        let get = |name: &str| {
-            json::find(&body, &members, name)
-                .and_then(|member| serde_json::from_slice::<Value>(member.text(&body)).ok())
-        };
-        let is_true = |name: &str| get(name) == Some(Value::Bool(true));
-        let has_messages = json::find(&body, &members, "messages")
-            .is_some_and(|member| member.text(&body).starts_with(b"["));
-        if !has_messages {
+        let body = Body::parse(body)?;
+        if !body.raw("messages").is_some_and(|messages| messages.starts_with(b"[")) {
             return Err(RequestError::NoMessages);
         }
-        let Some(Value::String(model)) = get("model") else {
+        let Some(Value::String(model)) = body.get("model") else {
             return Err(RequestError::NoModel);
         };
-        let is_plain_text = match get("response_format") {
-            None | Some(Value::Null) => true,
-            Some(format) => format["type"] == "text",
-        };
-        let leaves_tools_open = match get("tool_choice") {
-            None | Some(Value::Null) => true,
+        let leaves_tools_open = match body.get("tool_choice") {
+            None => true,
             Some(choice) => choice == "auto" || choice == "none",
         };
-        let has_grammar = [
-            "structured_outputs",
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
-            "guided_grammar",
-            "regex",
-            "ebnf",
-        ]
-        .iter()
-        .any(|name| get(name).is_some_and(|value| !value.is_null()));
         Ok(Self {
             model,
-            is_stream: is_true("stream"),
-            n: get("n").and_then(|n| n.as_u64()).unwrap_or(1),
-            asks_usage: get("stream_options")
-                .is_some_and(|options| options["include_usage"] == Value::Bool(true)),
-            asks_token_ids: is_true("return_token_ids"),
-            asks_logprobs: is_true("logprobs"),
-            asks_weight_versions: is_true("return_weight_versions"),
-            refuses_reasoning: get("include_reasoning") == Some(Value::Bool(false)),
-            is_constrained: !is_plain_text || !leaves_tools_open || has_grammar,
-            members,
+            is_stream: body.is_true("stream"),
+            n: body.get("n").and_then(|n| n.as_u64()).unwrap_or(1),
+            asks_usage: body.asks_usage(),
+            asks_token_ids: body.is_true("return_token_ids"),
+            asks_logprobs: body.is_true("logprobs"),
+            asks_weight_versions: body.is_true("return_weight_versions"),
+            refuses_reasoning: body.raw("include_reasoning") == Some(b"false"),
+            is_constrained: !leaves_tools_open || body.has_grammar(),
             body,
         })
     }
@@ -102,77 +74,38 @@ impl Request {
     /// The body as it came.
     #[must_use]
     pub const fn body(&self) -> &Bytes {
-        &self.body
+        self.body.text()
     }
 
     /// The value of a top-level member; `None` if it is absent or null.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Value> {
-        let member = json::find(&self.body, &self.members, name)?;
-        serde_json::from_slice::<Value>(member.text(&self.body)).ok().filter(|v| !v.is_null())
+        self.body.get(name)
     }
 
     /// True if the body has the member, null or not.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
-        json::find(&self.body, &self.members, name).is_some()
+        self.body.raw(name).is_some()
     }
 
     /// The texts of the messages, in order.
     #[must_use]
     pub fn messages(&self) -> Vec<&[u8]> {
-        let Some(member) = json::find(&self.body, &self.members, "messages") else {
+        let Some(messages) = self.body.raw("messages") else {
             return Vec::new();
         };
-        let spans = json::elements(&self.body, member.value.start).unwrap_or_default();
-        spans.into_iter().map(|span| &self.body[span]).collect()
+        let spans = json::elements(messages, 0).unwrap_or_default();
+        spans.into_iter().map(|span| &messages[span]).collect()
     }
 
-    /// The body with members set (in place where the client sent them, else appended) and removed. All other
-    /// bytes stay.
+    /// The body with members set and removed: [`Body::edited`].
     ///
     /// # Errors
-    /// [`json::ScanError`] cannot happen for a parsed request; it is passed on rather than hidden.
+    /// As of [`Body::edited`].
     pub fn edited(&self, set: &[(&str, String)], remove: &[&str]) -> Result<Bytes, json::ScanError> {
-        set_members(&self.body, set, remove).map(Bytes::from)
+        self.body.edited(set, remove)
     }
-}
-
-/// An object's text with members set and removed.
-///
-/// # Errors
-/// [`json::ScanError`] if `text` is not an object.
-pub fn set_members(text: &[u8], set: &[(&str, String)], remove: &[&str]) -> Result<Vec<u8>, json::ScanError> {
-    let members = json::members(text, 0)?;
-    let is_removed = |member: &Member| remove.iter().any(|name| member.is_named(text, name));
-    let mut edits = Vec::new();
-    json::remove_members(&members, &mut edits, is_removed);
-    let mut appended = String::new();
-    let mut keeps_any = members.iter().any(|member| !is_removed(member));
-    for (name, value) in set {
-        let mut is_present = false;
-        for member in members.iter().filter(|member| member.is_named(text, name)) {
-            is_present = true;
-            if member.text(text) != value.as_bytes() {
-                edits.push(Edit::replace(member.value.clone(), value.clone().into_bytes()));
-            }
-        }
-        if !is_present {
-            if keeps_any {
-                appended.push(',');
-            }
-            keeps_any = true;
-            appended.push_str(&Value::from(*name).to_string());
-            appended.push(':');
-            appended.push_str(value);
-        }
-    }
-    if !appended.is_empty() {
-        let last = members.last().map_or(json::skip_space(text, 0) + 1, |member| member.value.end);
-        edits.push(Edit::replace(last..last, appended.into_bytes()));
-    }
-    edits.sort_by_key(|edit| (edit.span.start, edit.span.end));
-    Ok(json::apply(text, &edits))
 }
 
 #[cfg(test)]
@@ -190,20 +123,6 @@ mod tests {
             body,
             &br#"{ "model": "m", "temperature": 1.0, "big": 12345678901234567890123, "messages": [],"seed":7 }"#[..]
         );
-    }
-
-    #[test]
-    fn a_removed_last_member_and_an_appended_one_do_not_collide() {
-        let cases: [(&[u8], &str); 4] = [
-            (br#"{"a":1,"x":2}"#, r#"{"a":1,"k":0}"#),
-            (br#"{"x":2}"#, r#"{"k":0}"#),
-            (br"{}", r#"{"k":0}"#),
-            (br#"{"k":1,"x":2,"k":3}"#, r#"{"k":0,"k":0}"#),
-        ];
-        for (text, expected) in cases {
-            let out = set_members(text, &[("k", "0".into())], &["x"]).expect("object");
-            assert_eq!(String::from_utf8(out).expect("text"), expected);
-        }
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub(super) struct ChoiceView<'a> {
     pub(super) index: Option<u16>,
     pub(super) delta: Option<DeltaView>,
     pub(super) message: Option<DeltaView>,
+    /// Completions: what `delta` or `message` is in chat.
+    pub(super) text: Option<String>,
     #[serde(borrow)]
     pub(super) logprobs: Option<LogprobsView<'a>>,
     pub(super) finish_reason: Option<String>,
@@ -61,6 +63,7 @@ pub(super) struct DeltaView {
     pub(super) content: Option<String>,
     pub(super) reasoning: Option<String>,
     pub(super) reasoning_content: Option<String>,
+    pub(super) refusal: Option<String>,
     pub(super) tool_calls: Option<Vec<Fragment>>,
 }
 
@@ -68,6 +71,17 @@ pub(super) struct DeltaView {
 pub(super) struct LogprobsView<'a> {
     #[serde(borrow)]
     pub(super) content: Option<Vec<Entry<'a>>>,
+    /// Completions.
+    #[serde(borrow)]
+    pub(super) token_logprobs: Option<Vec<Option<&'a RawValue>>>,
+}
+
+impl<'a> LogprobsView<'a> {
+    pub(super) fn entries(self) -> Option<Vec<Entry<'a>>> {
+        let bare = self.token_logprobs;
+        let entry = |logprob| Entry { logprob, token: None };
+        self.content.or_else(|| Some(bare?.into_iter().map(entry).collect()))
+    }
 }
 
 /// The number is read from its own text, so that the `f32` is the nearest one to what the engine printed.

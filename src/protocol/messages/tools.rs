@@ -1,8 +1,8 @@
 //! `tools` and `tool_choice` as chat's.
 
 use super::node::{Node, Object, refuse};
-use crate::protocol::chat;
 use crate::protocol::error::ApiError;
+use crate::protocol::json;
 
 /// Elements of chat's `tools`, with commas; `None` if there is no tool. Schemas go on as the bytes that came.
 pub(super) fn tools(node: Node<'_, '_>) -> Result<Option<String>, ApiError> {
@@ -50,7 +50,7 @@ fn schema(tool: &Object<'_, '_>, kind: &str) -> Result<String, ApiError> {
         return Ok(schema.text.to_owned());
     }
     // A tool's input is always an object; templates and grammars look for the word.
-    let typed = chat::set_members(schema.text.as_bytes(), &[("type", "\"object\"".to_owned())], &[]);
+    let typed = json::set_members(schema.text.as_bytes(), &[("type", "\"object\"".to_owned())], &[]);
     typed.ok().and_then(|text| String::from_utf8(text).ok()).ok_or_else(|| schema.wrong("an object"))
 }
 

@@ -10,7 +10,8 @@
 //! Invariants:
 //! - All text of a request reaches the chat request, or the request is refused with the place of what could not.
 //!   Strings, tool inputs and schemas are copied, not decoded and printed again.
-//! - A turn gives the same chat messages whatever follows it, so prompts extend each other as the turns do.
+//! - A turn gives the same chat messages whatever follows it, so prompts extend each other as the turns do. (An empty
+//!   assistant turn at the end is no turn.)
 //! - An end that the engine did not call one becomes an error, never a stop reason.
 
 mod assembler;

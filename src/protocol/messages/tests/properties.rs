@@ -154,73 +154,128 @@ proptest! {
     }
 
     #[test]
-    fn requests_of_odd_shapes_are_refused_or_translated(request in request()) {
-        let body = Bytes::from(request.to_string());
-        match translate(&body, names()) {
-            Ok(translation) => {
-                let chat = super::json(&translation.chat);
-                prop_assert!(chat["messages"].is_array());
+    fn requests_of_odd_shapes_are_refused_or_translated(
+        turns in prop::collection::vec((prop::sample::select(&WORDS[..3]), odd()), 1..4),
+        system in odd(),
+        tools in odd(),
+    ) {
+        let messages: Vec<Value> =
+            turns.into_iter().map(|(role, content)| json!({"role": role, "content": content})).collect();
+        for (system, tools) in [(Value::Null, Value::Null), (system, tools)] {
+            let request =
+                json!({"model": "m", "max_tokens": 1, "messages": messages, "system": system, "tools": tools});
+            match translate(&Bytes::from(request.to_string()), names()) {
+                Ok(translation) => prop_assert!(super::json(&translation.chat)["messages"].is_array()),
+                Err(error) => prop_assert_eq!(error.status, 400),
             }
-            Err(error) => prop_assert_eq!(error.status, 400),
         }
+    }
+
+    #[test]
+    fn replies_of_odd_shapes_never_panic(odd in odd(), name in prop::sample::select(&WORDS[..])) {
+        let data = odd.to_string();
         let mut assembler = Assembler::default();
-        let _ = assembler.event("", &body);
+        let _ = assembler.event(name, data.as_bytes());
+        let _ = assembler.event(name, json!({"index": 0, "delta": odd, "content_block": odd}).to_string().as_bytes());
+        let _ = assembler.event("content_block_stop", b"{}");
+        let _ = assembler.body(data.as_bytes());
         let mut out = Vec::new();
-        let _ = Writer::new(names()).chunk(&body, &mut out);
+        let mut writer = Writer::new(names());
+        let _ = writer.chunk(json!({"choices": [{"delta": odd}]}).to_string().as_bytes(), &mut out);
+        let _ = writer.chunk(json!({"choices": [{"delta": {"tool_calls": [odd]}}]}).to_string().as_bytes(), &mut out);
+        writer.end(&mut out);
+    }
+
+    #[test]
+    fn every_text_of_a_conversation_is_kept(
+        turns in prop::collection::vec((any::<bool>(), prop::collection::vec(0_usize..5, 0..5)), 1..6),
+    ) {
+        let mut said = Vec::new();
+        let mut messages = Vec::new();
+        for (is_user, kinds) in turns {
+            let blocks: Vec<Value> = kinds
+                .into_iter()
+                .map(|kind| {
+                    let text = format!("text {}é", said.len());
+                    said.push(text.clone());
+                    match (is_user, kind) {
+                        (_, 0 | 1) => json!({"type": "text", "text": text}),
+                        (true, 2) => json!({"type": "tool_result", "tool_use_id": "x", "content": text}),
+                        (true, 3) => json!({"type": "tool_result", "tool_use_id": "x", "content":
+                            [{"type": "text", "text": text}, {"type": "text", "text": ""}]}),
+                        (true, _) => json!({"type": "mid_conv_system", "content": text}),
+                        (false, 2) => json!({"type": "thinking", "thinking": text, "signature": "s"}),
+                        (false, _) => json!({"type": "tool_use", "id": "x", "name": "f", "input": {"k": text}}),
+                    }
+                })
+                .collect();
+            messages.push(json!({"role": if is_user { "user" } else { "assistant" }, "content": blocks}));
+        }
+        messages.push(json!({"role": "user", "content": "the end"}));
+        let request = json!({"model": "m", "max_tokens": 1, "messages": messages});
+        let translation = translate(&Bytes::from(request.to_string()), names());
+        let chat = translation.map_err(|error| error.message).expect("a request").chat;
+        let chat = String::from_utf8(chat.to_vec()).expect("text");
+        for text in said {
+            prop_assert_eq!(chat.matches(&text).count(), 1, "{}: {}", text, chat);
+        }
     }
 }
 
-/// Objects with the protocol's names and any values.
-fn request() -> impl Strategy<Value = Value> {
-    const NAMES: [&str; 22] = [
-        "type",
-        "role",
-        "content",
-        "text",
-        "model",
-        "max_tokens",
-        "messages",
-        "system",
-        "tools",
-        "tool_use_id",
-        "id",
-        "name",
-        "input",
-        "source",
-        "thinking",
-        "index",
-        "delta",
-        "content_block",
-        "message",
-        "choices",
-        "tool_calls",
-        "function",
-    ];
-    const WORDS: [&str; 12] = [
-        "user",
-        "assistant",
-        "system",
-        "text",
-        "tool_use",
-        "tool_result",
-        "image",
-        "content_block_start",
-        "content_block_delta",
-        "content_block_stop",
-        "message_delta",
-        "message_start",
-    ];
+const NAMES: [&str; 18] = [
+    "type",
+    "role",
+    "content",
+    "text",
+    "tool_use_id",
+    "id",
+    "name",
+    "input",
+    "source",
+    "thinking",
+    "index",
+    "delta",
+    "message",
+    "input_schema",
+    "arguments",
+    "function",
+    "partial_json",
+    "stop_reason",
+];
+const WORDS: [&str; 12] = [
+    "user",
+    "assistant",
+    "system",
+    "text",
+    "tool_use",
+    "tool_result",
+    "image",
+    "content_block_start",
+    "content_block_delta",
+    "content_block_stop",
+    "message_delta",
+    "message_start",
+];
+
+/// Values with the protocol's names and words in any places.
+fn odd() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),
         (-2_i64..3).prop_map(Value::from),
         prop::sample::select(&WORDS[..]).prop_map(Value::from),
     ];
-    leaf.prop_recursive(5, 48, 6, |inner| {
+    leaf.prop_recursive(4, 48, 6, |inner| {
+        let member = (prop::sample::select(&NAMES[..]), inner.clone());
+        let kind = prop::sample::select(&WORDS[3..]);
         prop_oneof![
-            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
-            prop::collection::vec((prop::sample::select(&NAMES[..]), inner), 0..6).prop_map(|members| {
-                Value::Object(members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+            prop::collection::vec(inner, 0..4).prop_map(Value::from),
+            (kind, prop::collection::vec(member, 0..6)).prop_map(|(kind, members)| {
+                let mut object = json!({"type": kind, "text": "x"});
+                for (name, value) in members {
+                    object[name] = value;
+                }
+                object
             }),
         ]
     })

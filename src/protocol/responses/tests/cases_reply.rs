@@ -159,6 +159,13 @@ fn a09_keep_alives_are_events_of_the_protocol_and_change_nothing() {
 }
 
 #[test]
+fn a15_a_large_text_passes_whole() {
+    let text = "x\n".repeat(1 << 20);
+    let seen = see(&run(&mut plain(), &[delta(json!({"content": text})), finish("stop")]));
+    assert!(seen.text("message", "text") == text);
+}
+
+#[test]
 fn a16_calls_with_poor_ids_and_indexes_stay_apart() {
     let head = |id: Value, index: Value, name: &str, arguments: &str| {
         let function = json!({"name": name, "arguments": arguments});
@@ -347,6 +354,33 @@ fn b19_the_response_says_back_what_was_asked() {
     assert_eq!(seen.response["created_at"], 1_796_000_000);
     assert_eq!(seen.response["top_p"], Value::Null);
     assert_eq!(seen.response["tool_choice"], "auto");
+}
+
+#[test]
+fn b20_every_event_is_named_and_is_one_line_of_data() {
+    let request = "{\"model\":\"m\",\n \"input\":\"hi\", \"metadata\": {\n\"a\": \"b\"}}";
+    let (_, mut writer) = open_call(&Bytes::from(request), names(), None).expect("a request");
+    for piece in run(&mut writer, &chunks("wire/vllm_chat_tools_stream.sse")) {
+        let Piece::Bytes(bytes) = piece else { continue };
+        let text = String::from_utf8(bytes.to_vec()).expect("UTF-8");
+        for block in text.strip_suffix("\n\n").expect("whole events").split("\n\n") {
+            let (name, data) = block.split_once('\n').expect("two lines");
+            let data = data.strip_prefix("data: ").expect("data");
+            let kind = serde_json::from_str::<Value>(data).expect("JSON")["type"].clone();
+            assert_eq!(name.strip_prefix("event: "), kind.as_str());
+            assert!(!data.contains('\n'));
+        }
+    }
+}
+
+#[test]
+fn c05_c09_chunks_without_text_and_half_characters_give_no_events() {
+    let chunks = chunks("wire/vllm_chat_stream.sse");
+    let seen = see(&run(&mut plain(), &chunks));
+    assert_eq!(seen.text("message", "text"), "\n\nHello! 🎉");
+    assert_eq!(seen.text("reasoning", "text"), "\nOkay.\n");
+    let deltas = seen.kinds().into_iter().filter(|kind| kind.ends_with(".delta")).count();
+    assert_eq!(deltas, 6);
 }
 
 #[test]

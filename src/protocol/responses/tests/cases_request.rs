@@ -93,6 +93,31 @@ fn b04_outputs_follow_their_calls() {
 }
 
 #[test]
+fn ids_of_our_own_replies_tell_them_apart() {
+    let message = |id: &str, text: &str| json!({"role": "assistant", "id": id, "content": text});
+    let call =
+        |id: &str| json!({"type": "function_call", "id": id, "call_id": id, "name": "f", "arguments": "{}"});
+    // The first was cut off after its text; a call alone would else go to it.
+    let cut =
+        messages(json!([message("msg_aa-1_0", "one"), call("fc_bb-2_0"), message("msg_cc-3_0", "three")]));
+    assert_eq!(roles(&cut), ["assistant", "assistant", "assistant"]);
+    let same =
+        messages(json!([message("msg_aa-1_0", "one "), message("msg_aa-1_1", "two"), call("fc_aa-1_2")]));
+    assert_eq!(roles(&same), ["assistant"]);
+    assert_eq!(same[0]["content"], "one two");
+    // Clients that drop ids keep `encrypted_content`.
+    let thought = |key: &str| {
+        let content = [json!({"type": "reasoning_text", "text": key})];
+        json!({"type": "reasoning", "summary": [], "content": content, "encrypted_content": format!("lego.{key}")})
+    };
+    assert_eq!(roles(&messages(json!([thought("aa-1_0"), thought("bb-2_0")]))).len(), 2);
+    assert_eq!(roles(&messages(json!([thought("aa-1_0"), thought("aa-1_1")]))).len(), 1);
+    // Others' ids say nothing: without a number at the end they are not read.
+    let foreign = messages(json!([message("msg_1", "one"), call("fc_2")]));
+    assert_eq!(roles(&foreign), ["assistant"]);
+}
+
+#[test]
 fn b12_nothing_is_invented_for_empty_content() {
     let assistant = |content: Value, has_call: bool| {
         let mut items = vec![json!({"role": "assistant", "content": content})];

@@ -14,6 +14,7 @@ use crate::proxy::{self, Mode, Proxy, ProxyOptions, SessionSampling};
 use crate::record;
 use crate::serve::{self, ServeState};
 use crate::text::{ChatTemplate, Tokenizer};
+use crate::upstream::routing::RoutingHint;
 use crate::upstream::{Timeouts, Upstream};
 
 /// Run the capture proxy alone: forward model calls and store their exact tokens and log-probabilities.
@@ -119,10 +120,18 @@ async fn upstream(config: &Config) -> anyhow::Result<Upstream> {
         UpstreamKind::Embedded => record::UpstreamKind::Embedded,
         UpstreamKind::Sglang => record::UpstreamKind::Sglang,
         UpstreamKind::Openai => record::UpstreamKind::Openai,
+        UpstreamKind::Anthropic => record::UpstreamKind::Anthropic,
     };
     let key = config.upstream_api_key()?;
     let key = key.as_ref().map(config::Secret::expose);
-    Ok(Upstream::http(&settings.upstream_base_url, kind, key, timeouts)?)
+    let authorities = settings.upstream_ca_file.as_ref().map(|path| {
+        std::fs::read(path).with_context(|| format!("proxy.upstream_ca_file: cannot read {}", path.display()))
+    });
+    let authorities = authorities.transpose()?;
+    let url = &settings.upstream_base_url;
+    let upstream = Upstream::http_trusting(url, kind, key, timeouts, authorities.as_deref())?;
+    let hint = RoutingHint { layers: settings.routing_layers, top_k: settings.routing_top_k };
+    Ok(upstream.with_routing_hint(settings.capture_expert_routing.then_some(hint)))
 }
 
 /// The embedded engine behind its router.

@@ -137,6 +137,19 @@ impl Problems<'_> {
                 "Set proxy.upstream_base_url to embedded, or the kind to what the server is.",
             );
         }
+        self.require(
+            proxy.upstream_ca_file.is_none() || proxy.upstream_base_url.starts_with("https://"),
+            "proxy.upstream_ca_file",
+            "the upstream is not an https URL, so no certificate is looked at",
+            "Take it out, or set proxy.upstream_base_url to an https URL.",
+        );
+        for (key, number) in
+            [("proxy.routing_layers", proxy.routing_layers), ("proxy.routing_top_k", proxy.routing_top_k)]
+        {
+            if let Some(number) = number {
+                self.positive(key, number);
+            }
+        }
         self.positive("policy.max_batch", policy.max_batch as u64);
         if let Some(tokens) = policy.max_context_tokens {
             self.positive("policy.max_context_tokens", tokens as u64);

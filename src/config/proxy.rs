@@ -22,6 +22,8 @@ pub struct Proxy {
     pub upstream_api_key_env: Option<String>,
     /// Which server the upstream is.
     pub upstream_kind: UpstreamKind,
+    /// PEM file with certificates of authorities that are trusted for an https upstream, besides the system's.
+    pub upstream_ca_file: Option<PathBuf>,
     /// Folder of the embedded engine's model, in Hugging Face form.
     pub model_path: PathBuf,
     /// Ask the upstream for token ids and store them.
@@ -30,6 +32,11 @@ pub struct Proxy {
     pub capture_logprobs: bool,
     /// Store expert routing where the upstream returns it.
     pub capture_expert_routing: bool,
+    /// `num_hidden_layers` of the upstream's model. SGLang sends routing without its shape: this or
+    /// `routing_top_k` is needed to store it.
+    pub routing_layers: Option<u32>,
+    /// `num_experts_per_tok` of the upstream's model.
+    pub routing_top_k: Option<u32>,
     /// Serve a call that rewrites its session's history. `false` answers it with 409.
     pub history_rewrite_tolerance: bool,
     /// Bytes of a reply that may wait for a slow harness before lego stops reading from the upstream.
@@ -83,10 +90,13 @@ impl Default for Proxy {
             upstream_base_url: "embedded".to_owned(),
             upstream_api_key_env: None,
             upstream_kind: UpstreamKind::Auto,
+            upstream_ca_file: None,
             model_path: PathBuf::from("models/lego-tiny"),
             capture_token_ids: true,
             capture_logprobs: true,
             capture_expert_routing: true,
+            routing_layers: None,
+            routing_top_k: None,
             history_rewrite_tolerance: true,
             stream_buffer_size: 65536,
             capture_dir: PathBuf::from("./captures"),
@@ -162,6 +172,8 @@ pub enum UpstreamKind {
     Sglang,
     /// Any other OpenAI-compatible server: no token ids, so nothing to train on.
     Openai,
+    /// A server that speaks Anthropic's Messages itself: no token ids, so nothing to train on.
+    Anthropic,
 }
 
 /// How a reply is passed on.

@@ -119,16 +119,11 @@ impl Notes<'_> {
             "Set it to auto or live.",
         );
         self.refuse_if(
-            proxy.upstream_kind == UpstreamKind::Sglang,
+            matches!(proxy.upstream_kind, UpstreamKind::Sglang | UpstreamKind::Anthropic),
             "proxy.upstream_kind",
-            "SGLang's dialect is not spoken",
-            "Use a vLLM server, or embedded.",
+            "the proxy has no relay for this server yet",
+            "Use a vLLM server, an OpenAI-compatible one, or embedded.",
         );
-        if proxy.is_embedded() {
-            // The default asks for routing where there is any; a dense model has none.
-            return;
-        }
-        self.no_effect("proxy.capture_expert_routing", "expert routing is not captured");
     }
 
     fn policy(&mut self) {
@@ -139,7 +134,8 @@ impl Notes<'_> {
             ("proxy.upstream_base_url", "Set it to embedded, and proxy.model_path to the model's folder.")
         };
         self.refuse_if(
-            !proxy.is_embedded() && proxy.upstream_kind == UpstreamKind::Openai,
+            !proxy.is_embedded()
+                && matches!(proxy.upstream_kind, UpstreamKind::Openai | UpstreamKind::Anthropic),
             "proxy.upstream_kind",
             "this upstream gives no token ids, so there is nothing to train on",
             "Train the embedded policy: set proxy.upstream_base_url to embedded.",

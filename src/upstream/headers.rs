@@ -30,18 +30,15 @@ const REQUEST_ONLY: [&str; 12] = [
     "keep-alive",
 ];
 
-/// The client's end-to-end headers, and the upstream's own key in place of the client's.
+/// The client's end-to-end headers, without its keys.
 #[must_use]
-pub fn forward_request_headers(client: &HeaderMap, key: Option<&HeaderValue>) -> HeaderMap {
+pub fn forward_request_headers(client: &HeaderMap) -> HeaderMap {
     let mut headers = end_to_end(client);
     for name in REQUEST_ONLY {
         headers.remove(name);
     }
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    if let Some(key) = key {
-        headers.insert(header::AUTHORIZATION, key.clone());
-    }
     headers
 }
 
@@ -97,15 +94,12 @@ mod tests {
         }
         client.append("x-multi", HeaderValue::from_static("a"));
         client.append("x-multi", HeaderValue::from_static("b"));
-        let key = HeaderValue::from_static("Bearer real");
-        let sent = forward_request_headers(&client, Some(&key));
+        let sent = forward_request_headers(&client);
         assert!(!format!("{sent:?}").contains("canary"));
         let mut names: Vec<&str> = sent.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
-        let expected =
-            ["accept-encoding", "authorization", "content-type", "user-agent", "x-multi", "x-request-id"];
+        let expected = ["accept-encoding", "content-type", "user-agent", "x-multi", "x-request-id"];
         assert_eq!(names, expected);
-        assert_eq!(sent["authorization"], "Bearer real");
         assert_eq!(sent.get_all("x-multi").iter().count(), 2);
     }
 }

@@ -17,6 +17,7 @@
 mod capabilities;
 pub mod dialect;
 mod headers;
+mod key;
 mod pool;
 mod probe;
 pub mod routing;
@@ -29,3 +30,6 @@ pub use headers::{forward_reply_headers, forward_request_headers};
 pub use probe::ProbeExchange;
 pub use transport::{BodyError, Timeouts, Upstream, UpstreamBody, UpstreamError, UpstreamReply};
 pub use url::{BaseUrl, InvalidUrl};
+
+#[cfg(test)]
+mod tls_tests;

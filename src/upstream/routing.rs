@@ -38,6 +38,8 @@ pub enum RoutingError {
     Npy(&'static str),
     #[error("the routing has {found} rows, and the ids need {needed}")]
     Rows { found: u64, needed: u64 },
+    #[error("the routing begins at position {start} of {tokens} tokens")]
+    Start { start: u64, tokens: u64 },
     #[error("{bytes} bytes of 32-bit ids are not {rows} whole rows of whole layers")]
     RawLength { bytes: usize, rows: u32 },
     #[error(
@@ -56,22 +58,22 @@ impl RoutingError {
     #[must_use]
     pub const fn reason(&self) -> &'static str {
         match self {
-            Self::Rows { .. } | Self::RawLength { .. } => "routing_rows_mismatch",
+            Self::Rows { .. } | Self::Start { .. } | Self::RawLength { .. } => "routing_rows_mismatch",
             _ => "routing_unreadable",
         }
     }
 }
 
-/// The routing of one choice of a reply. Nothing sent is nothing, without a reason.
+/// The routing of one choice of a reply. Nothing sent or nothing wanted (no hint) is nothing, without a reason.
 #[must_use]
 pub fn captured(
     kind: UpstreamKind,
-    hint: RoutingHint,
+    hint: Option<RoutingHint>,
     request: &Request,
     reply: &Reply,
     choice: &Choice,
 ) -> CapturedRouting {
-    let Some(text) = &choice.routed_experts else {
+    let (Some(hint), Some(text)) = (hint, &choice.routed_experts) else {
         return CapturedRouting::default();
     };
     let (Some(prompt), Some(completion)) = (&reply.prompt_token_ids, &choice.token_ids) else {
@@ -79,9 +81,9 @@ pub fn captured(
     };
     let start = first_row(kind, request);
     let tokens = prompt.len() as u64 + completion.len() as u64;
-    let decoded = match (start, tokens.checked_sub(1).and_then(|rows| rows.checked_sub(start))) {
-        (start, Some(rows)) => decode(kind, hint, text, start, rows),
-        (_, None) => Err(RoutingError::Rows { found: 0, needed: 0 }),
+    let decoded = match tokens.checked_sub(1).and_then(|rows| rows.checked_sub(start)) {
+        Some(rows) => decode(kind, hint, text, start, rows),
+        None => Err(RoutingError::Start { start, tokens }),
     };
     match decoded {
         Ok(routing) => CapturedRouting { routing: Some(routing), reason: None },

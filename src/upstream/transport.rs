@@ -15,6 +15,7 @@ use http_body_util::{BodyExt, Full};
 use tower::ServiceExt;
 
 use super::headers::forward_request_headers;
+use super::key::{self, ApiKey};
 use super::pool::{Pool, PoolError, PooledBody};
 use super::probe::ProbeState;
 use super::routing::RoutingHint;
@@ -49,6 +50,8 @@ pub enum UpstreamError {
     Url(#[from] InvalidUrl),
     #[error("the upstream's API key is not usable in a header: it has control characters or is not ASCII")]
     Key,
+    #[error("the certificates of upstream_ca_file are not usable: {0}")]
+    Authorities(String),
     #[error("the https client could not be made: {0}")]
     Tls(String),
     #[error(
@@ -129,12 +132,12 @@ impl UpstreamBody {
 pub struct Upstream {
     kind: UpstreamKind,
     transport: Transport,
-    /// `Bearer …`, marked sensitive.
-    key: Option<HeaderValue>,
+    key: Option<ApiKey>,
     timeouts: Timeouts,
     /// It refused what lego adds for capture.
     refuses_additions: AtomicBool,
-    routing_hint: RoutingHint,
+    /// `None`: expert routing is not captured.
+    routing_hint: Option<RoutingHint>,
     probe: ProbeState,
 }
 
@@ -156,19 +159,37 @@ impl Upstream {
         key: Option<&str>,
         timeouts: Timeouts,
     ) -> Result<Self, UpstreamError> {
+        Self::http_trusting(base_url, kind, key, timeouts, None)
+    }
+
+    /// An upstream at a URL whose certificate may also be signed by those of `authorities`, a PEM text, besides
+    /// the ones that the system trusts.
+    ///
+    /// # Errors
+    /// [`UpstreamError`] when the URL, the key or the certificates are not usable.
+    pub fn http_trusting(
+        base_url: &str,
+        kind: UpstreamKind,
+        key: Option<&str>,
+        timeouts: Timeouts,
+        authorities: Option<&[u8]>,
+    ) -> Result<Self, UpstreamError> {
         let base = BaseUrl::parse(base_url)?;
-        let key = key.map(bearer).transpose()?;
-        let transport = if base.is_https() || goes_through_proxy(&base) {
+        let key = key.map(|key| ApiKey::new(kind, key)).transpose()?;
+        let authorities = authorities.map(certificates).transpose()?.unwrap_or_default();
+        let has_proxy = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let transport = if base.is_https() || goes_through_proxy(&base, has_proxy) {
             // A provider may have been installed already: any will do.
             let _ = rustls::crypto::ring::default_provider().install_default();
             let mut builder = reqwest::Client::builder()
                 .tcp_nodelay(true)
                 .connect_timeout(timeouts.connect)
-                .redirect(reqwest::redirect::Policy::none());
+                .redirect(reqwest::redirect::Policy::none())
+                .tls_certs_merge(authorities);
             if base.is_loopback() {
                 builder = builder.no_proxy();
             }
-            let client = builder.build().map_err(|error| UpstreamError::Tls(error.to_string()))?;
+            let client = builder.build().map_err(|error| UpstreamError::Tls(chain(&error)))?;
             Transport::Reqwest { base, client }
         } else {
             let (host, port) = base.host_port();
@@ -181,7 +202,7 @@ impl Upstream {
             key,
             timeouts,
             refuses_additions: AtomicBool::new(false),
-            routing_hint: RoutingHint::default(),
+            routing_hint: Some(RoutingHint::default()),
             probe: ProbeState::default(),
         })
     }
@@ -195,21 +216,21 @@ impl Upstream {
             key: None,
             timeouts,
             refuses_additions: AtomicBool::new(false),
-            routing_hint: RoutingHint::default(),
+            routing_hint: Some(RoutingHint::default()),
             probe: ProbeState::default(),
         }
     }
 
-    /// The same, with what is known of the shape of its expert routing.
+    /// The same, with what is known of the shape of its expert routing; `None`: routing is not captured.
     #[must_use]
-    pub fn with_routing_hint(mut self, hint: RoutingHint) -> Self {
+    pub fn with_routing_hint(mut self, hint: Option<RoutingHint>) -> Self {
         self.routing_hint = hint;
         self
     }
 
-    /// What is known of the shape of its expert routing.
+    /// What is known of the shape of its expert routing; `None`: routing is not captured.
     #[must_use]
-    pub const fn routing_hint(&self) -> RoutingHint {
+    pub const fn routing_hint(&self) -> Option<RoutingHint> {
         self.routing_hint
     }
 
@@ -252,26 +273,10 @@ impl Upstream {
     /// `text` with the upstream's key blacked out, should the upstream have repeated it.
     #[must_use]
     pub fn without_key(&self, text: Bytes) -> Bytes {
-        let key = self.key.as_ref().map(|key| key.as_bytes().trim_ascii_start());
-        let Some(key) = key.and_then(|key| key.strip_prefix(b"Bearer ")) else {
-            return text;
-        };
-        let Some(mut at) = find(&text, key) else {
-            return text;
-        };
-        let mut clean = Vec::with_capacity(text.len());
-        let mut rest = &text[..];
-        loop {
-            clean.extend_from_slice(&rest[..at]);
-            clean.extend_from_slice(b"[redacted]");
-            rest = &rest[at + key.len()..];
-            match find(rest, key) {
-                Some(next) => at = next,
-                None => break,
-            }
+        match &self.key {
+            Some(key) => key.redact(text),
+            None => text,
         }
-        clean.extend_from_slice(rest);
-        Bytes::from(clean)
     }
 
     /// Sends a request to `route` (such as `/chat/completions`) with the client's end-to-end headers and the
@@ -305,7 +310,11 @@ impl Upstream {
     ) -> Result<UpstreamReply, UpstreamError> {
         let broken = |cause: String| UpstreamError::Broken { upstream: self.name(), cause };
         let unreachable = |cause: String| UpstreamError::Unreachable { upstream: self.name(), cause };
-        let headers = forward_request_headers(client_headers, self.key.as_ref());
+        let mut headers = forward_request_headers(client_headers);
+        if let Some(key) = &self.key {
+            key.insert_into(&mut headers);
+        }
+        key::complete(self.kind, &mut headers);
         let query = query.map(without_key_parameter).filter(|query| !query.is_empty());
         match &self.transport {
             Transport::Http { base, pool } => {
@@ -359,19 +368,20 @@ impl Upstream {
     }
 }
 
-fn bearer(key: &str) -> Result<HeaderValue, UpstreamError> {
-    let mut value =
-        HeaderValue::from_str(&format!("Bearer {}", key.trim())).map_err(|_| UpstreamError::Key)?;
-    value.set_sensitive(true);
-    Ok(value)
+fn certificates(pem: &[u8]) -> Result<Vec<reqwest::Certificate>, UpstreamError> {
+    let certificates = reqwest::Certificate::from_pem_bundle(pem);
+    let certificates = certificates.map_err(|error| UpstreamError::Authorities(chain(&error)))?;
+    if certificates.is_empty() {
+        let why = "there is no PEM certificate in it (-----BEGIN CERTIFICATE-----)";
+        return Err(UpstreamError::Authorities(why.to_owned()));
+    }
+    Ok(certificates)
 }
 
 /// Plain http to a host that is not this machine honours the environment's proxies, which `reqwest` knows.
-fn goes_through_proxy(base: &BaseUrl) -> bool {
-    let has_proxy = ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"]
-        .iter()
-        .any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
-    has_proxy && !base.is_loopback()
+fn goes_through_proxy(base: &BaseUrl, is_set: impl Fn(&str) -> bool) -> bool {
+    let names = ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"];
+    !base.is_loopback() && names.into_iter().any(is_set)
 }
 
 /// Clients of some vendors put their key into the query.
@@ -394,29 +404,48 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn find(text: &[u8], part: &[u8]) -> Option<usize> {
-    if part.is_empty() {
-        return None;
-    }
-    text.windows(part.len()).position(|window| window == part)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn g04_a_key_that_the_upstream_repeats_is_blacked_out() {
-        let upstream = Upstream::http(
-            "http://127.0.0.1:1",
-            UpstreamKind::Openai,
-            Some("sk-canary"),
-            Timeouts::default(),
-        )
-        .expect("upstream");
-        let text = Bytes::from_static(b"bad key sk-canary (sk-canary)");
-        assert_eq!(upstream.without_key(text), "bad key [redacted] ([redacted])");
+    fn g04_no_key_is_in_a_debug_output_or_a_query() {
+        let key = Some("sk-canary");
+        let upstream = Upstream::http("http://127.0.0.1:1", UpstreamKind::Openai, key, Timeouts::default());
+        let upstream = upstream.expect("upstream");
+        assert_eq!(upstream.without_key(Bytes::from_static(b"sk-canary")), "[redacted]");
         assert!(!format!("{upstream:?}").contains("canary"));
         assert_eq!(without_key_parameter("api-version=1&key=canary"), "api-version=1");
+    }
+
+    #[test]
+    fn the_environments_proxies_are_for_hosted_upstreams_and_never_for_this_machine() {
+        let goes = |url: &str, set: &'static str| {
+            goes_through_proxy(&BaseUrl::parse(url).expect("URL"), |name| name == set)
+        };
+        for set in ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"] {
+            assert!(goes("http://engine.example:8000", set), "{set}");
+            for loopback in ["http://127.0.0.1:8000", "http://localhost:1", "http://[::1]:1"] {
+                assert!(!goes(loopback, set), "{set} {loopback}");
+            }
+        }
+        assert!(!goes("http://engine.example", "NO_PROXY"));
+    }
+
+    #[test]
+    fn certificates_that_are_none_are_refused_before_anything_starts() {
+        let with = |pem: &[u8]| {
+            let url = "https://engine.example";
+            Upstream::http_trusting(url, UpstreamKind::Vllm, None, Timeouts::default(), Some(pem))
+        };
+        for pem in [
+            "",
+            "not a certificate",
+            "-----BEGIN CERTIFICATE-----\n!!!\n-----END CERTIFICATE-----\n",
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        ] {
+            let error = with(pem.as_bytes()).expect_err(pem);
+            assert!(matches!(error, UpstreamError::Authorities(_) | UpstreamError::Tls(_)), "{pem}: {error}");
+        }
     }
 }

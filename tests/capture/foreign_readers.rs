@@ -3,7 +3,7 @@
 use lego::capture::{Writer, WriterOptions};
 use lego::record::CallSink;
 
-use crate::calls::{call, failed_call};
+use crate::calls::{call, failed_call, routing};
 use crate::python;
 
 #[tokio::test]
@@ -19,6 +19,7 @@ async fn pandas_polars_duckdb_and_pyarrow_read_the_same_values() {
         writer.close().await;
     }
     let mut null_inside = call("c", &[1], &[2, 3, 4]);
+    null_inside.routing = Some(routing(1, 2, 254));
     null_inside.completion_logprobs = Some(vec![Some(-0.5), None, Some(-0.25)]);
     let writer = Writer::open(dir.path(), WriterOptions::default()).expect("free folder");
     writer.append(vec![null_inside]).await.expect("room");

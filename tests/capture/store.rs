@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lego::capture::{CaptureError, Durability, Query, Reader, Writer, WriterOptions, column_names};
 use lego::record::{Call, CallSink, SinkError};
 
-use crate::calls::{as_json, call, failed_call};
+use crate::calls::{as_json, call, failed_call, routing};
 
 pub fn read(dir: &Path, query: Query) -> Vec<Call> {
     let mut reader = Reader::open(dir, query).expect("readable");
@@ -33,7 +33,17 @@ fn varied() -> Vec<Call> {
     empty.tool_calls = Some(vec![]);
     empty.not_trainable_reasons = vec!["empty".to_owned()];
     empty.retry_of = Some(other_day.call_id);
-    vec![call("a", &[1], &[2]), failed_call("a"), other_day, empty]
+    let mut routed = call("r", &[1, 2], &[3, 4]);
+    routed.routing = Some(routing(0, 3, 0));
+    routed.upstream_kind = lego::record::UpstreamKind::Anthropic;
+    routed.completion_ids_source = lego::record::IdsSource::TokenIdStrings;
+    let mut wide = call("r", &[1; 5], &[3, 4]);
+    wide.routing = Some(routing(2, 4, 250));
+    let mut widest = call("r", &[1], &[3]);
+    widest.routing = Some(routing(0, 1, 65_534));
+    let mut no_rows = call("r", &[1], &[]);
+    no_rows.routing = Some(routing(0, 0, 0));
+    vec![call("a", &[1], &[2]), failed_call("a"), other_day, empty, routed, wide, widest, no_rows]
 }
 
 #[tokio::test]
@@ -55,6 +65,27 @@ async fn every_field_comes_back_from_journal_and_parquet() {
     }
     let refused = writer.append(calls).await;
     assert!(matches!(refused, Err(SinkError::Closed { .. })), "{refused:?}");
+}
+
+#[tokio::test]
+async fn routing_of_many_megabytes_a_call_is_stored_and_read_call_by_call() {
+    let dir = tempfile::tempdir().expect("folder");
+    let writer = Writer::open(dir.path(), WriterOptions::default()).expect("free folder");
+    let rows = 1 << 20;
+    for session in 0..3 {
+        let mut large = call(&format!("s{session}"), &[1; 4], &[2]);
+        large.routing = Some(routing(0, rows, 0));
+        writer.append(vec![large]).await.expect("room");
+    }
+    let check = || {
+        let calls = read(dir.path(), Query::session("s1".parse().expect("id")));
+        let routing = calls[0].routing.as_ref().expect("routing");
+        assert_eq!((calls.len(), routing.shape().rows, routing.data().len()), (1, rows, 16 << 20));
+        assert!(routing.ids().eq(0..4 * rows));
+    };
+    check();
+    writer.close().await;
+    check();
 }
 
 #[tokio::test]

@@ -1,8 +1,9 @@
 //! Calls made up for tests.
 
 use lego::record::{
-    Call, CallId, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, LogprobSemantics,
-    SCHEMA_VERSION, Sampling, UpstreamKind, Usage, WeightSource, WeightSpan,
+    Call, CallId, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, LayerAxis, LogprobSemantics,
+    Routing, RoutingDtype, RoutingShape, SCHEMA_VERSION, Sampling, UpstreamKind, Usage, WeightSource,
+    WeightSpan,
 };
 use serde_json::value::RawValue;
 
@@ -74,6 +75,21 @@ pub fn call(session: &str, prompt: &[u32], completion: &[u32]) -> Call {
         trainable: true,
         not_trainable_reasons: vec![],
     }
+}
+
+#[allow(dead_code, reason = "not every test binary needs one")]
+/// Expert ids counted from 0, packed by the smallest type: two layers, two experts a token.
+pub fn routing(start: u32, rows: u32, first: u32) -> Routing {
+    let shape = RoutingShape {
+        start,
+        rows,
+        layers: 2,
+        layer_axis: LayerAxis::AllHidden,
+        top_k: 2,
+        dtype: RoutingDtype::U8,
+    };
+    let ids: Vec<u32> = (first..first + rows * 4).collect();
+    Routing::pack(shape, &ids).expect("four ids a row")
 }
 
 #[allow(dead_code, reason = "not every test binary needs one")]

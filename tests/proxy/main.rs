@@ -6,6 +6,7 @@ mod mock;
 
 mod bytes;
 mod durable;
+mod engines;
 mod faults;
 mod records;
 mod retries;

@@ -1,7 +1,7 @@
 """Reads a capture folder with four libraries and checks that all see the same values.
 
 Usage: read_captures.py FOLDER
-The folder holds three files: one failed call, two calls, one call with a null log-prob.
+The folder holds three files: one failed call, two calls, one call with a null log-prob and with routing.
 """
 
 import datetime
@@ -9,6 +9,7 @@ import glob
 import sys
 
 import duckdb
+import numpy
 import pandas
 import polars
 import pyarrow.dataset
@@ -104,3 +105,24 @@ for option in ("", ", union_by_name = true"):
         f"AND len(completion_logprobs) = usage.completion_tokens"
     ).fetchone()
     assert lengths == (3,), lengths
+
+
+# Expert routing, as a trainer takes it: two rows from position 1, two layers, two experts.
+def check_routing(library, rows):
+    """`rows`: (session, bytes, start, rows, layers, layer axis, top k, type)."""
+    for session, data, *shape in rows:
+        if session != "c":
+            assert data is None and all(value is None or value != value for value in shape), (library, session, shape)
+            continue
+        start, count, layers, axis, top_k, dtype = shape
+        assert (int(start), axis, dtype) == (1, "all_hidden", "u16"), (library, shape)
+        experts = numpy.frombuffer(data, dtype="<" + {"u8": "u1", "u16": "u2", "i32": "i4"}[dtype])
+        experts = experts.reshape(int(count), int(layers), int(top_k))
+        assert experts.tolist() == [[[254, 255], [256, 257]], [[258, 259], [260, 261]]], (library, experts)
+
+
+ROUTING = ["session_id", "routing"] + [f"routing_{name}" for name in ("start", "rows", "layers", "layer_axis", "top_k", "dtype")]
+check_routing("pyarrow", ([row[name] for name in ROUTING] for row in table.to_pylist()))
+check_routing("pandas", ([getattr(row, name) for name in ROUTING] for row in frame.itertuples()))
+check_routing("polars", ([row[name] for name in ROUTING] for row in polars.read_parquet(pattern).to_dicts()))
+check_routing("duckdb", duckdb.sql(f"SELECT {', '.join(ROUTING)} FROM read_parquet('{pattern}')").fetchall())

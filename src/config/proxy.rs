@@ -43,6 +43,9 @@ pub struct Proxy {
     pub stream_buffer_size: usize,
     /// Folder of the capture: one writer at a time.
     pub capture_dir: PathBuf,
+    /// Find out by one tiny call, before the first of a harness, what the upstream gives: ids, ids in streams, expert
+    /// routing. `false`: what a recent release gives is assumed, without routing.
+    pub probe_upstream: bool,
     /// How a reply is passed on.
     pub relay: Relay,
     /// What a finished call survives before the harness may act on it.
@@ -100,6 +103,7 @@ impl Default for Proxy {
             history_rewrite_tolerance: true,
             stream_buffer_size: 65536,
             capture_dir: PathBuf::from("./captures"),
+            probe_upstream: true,
             relay: Relay::Auto,
             durability: Durability::PowerLoss,
             commit_wait_ms: 1000,

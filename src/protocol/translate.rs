@@ -38,6 +38,15 @@ pub enum Piece {
     Barrier,
 }
 
+/// A reply that a later request may go on from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptReply {
+    /// By which the later request names it.
+    pub id: String,
+    /// All of the conversation so far, an item of the protocol each.
+    pub items: Vec<Bytes>,
+}
+
 /// A chat reply that the harness's protocol cannot be written from.
 #[derive(Debug, thiserror::Error)]
 #[error("the upstream's chat reply could not be translated: {0}")]
@@ -67,6 +76,12 @@ pub trait ReplyWriter: Send + Sync {
     /// # Errors
     /// [`Untranslatable`] when it is not a chat reply.
     fn body(&mut self, chat: &[u8]) -> Result<Bytes, Untranslatable>;
+
+    /// The reply as a later request goes on from it; `None` while it is not finished, and where the request or the
+    /// protocol does not want it kept.
+    fn kept(&self) -> Option<KeptReply> {
+        None
+    }
 
     /// The body of an error answer.
     fn error_body(&self, error: &ApiError) -> Bytes;

@@ -20,12 +20,14 @@ use super::face::{Face, Incoming};
 use super::recorder::Recorder;
 use super::relay::Relay;
 use super::session::Session;
-use super::{Inner, Shared, identify, reply, retry, whole};
+use super::{Inner, Shared, identify, probe, reply, retry, whole};
+use crate::config::Relay as RelayChoice;
 use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
+use crate::protocol::{self, json};
 use crate::record::{CallId, CallStatus, ClientApi, SinkError, UpstreamKind};
-use crate::upstream::dialect::{self, SamplingPlan};
-use crate::upstream::{self, UpstreamError, UpstreamReply};
+use crate::upstream::dialect::{self, Approach, Prepared, SamplingPlan, Wanted};
+use crate::upstream::{self, Capabilities, UpstreamError, UpstreamReply};
 
 /// The answer of an upstream, on its way.
 pub(super) type Sending = Pin<Box<dyn Future<Output = Result<UpstreamReply, UpstreamError>> + Send>>;
@@ -39,6 +41,39 @@ pub(super) async fn chat(
     body: Body,
 ) -> Response {
     handle(ClientApi::OpenaiChat, state, path, uri, headers, body).await
+}
+
+/// `POST …/v1/completions`.
+pub(super) async fn completions(
+    state: State<Shared>,
+    path: Option<Path<String>>,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    handle(ClientApi::OpenaiCompletions, state, path, uri, headers, body).await
+}
+
+/// `POST …/v1/responses`.
+pub(super) async fn responses(
+    state: State<Shared>,
+    path: Option<Path<String>>,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    handle(ClientApi::OpenaiResponses, state, path, uri, headers, body).await
+}
+
+/// `POST …/v1/messages`.
+pub(super) async fn messages(
+    state: State<Shared>,
+    path: Option<Path<String>>,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    handle(ClientApi::AnthropicMessages, state, path, uri, headers, body).await
 }
 
 async fn handle(
@@ -134,11 +169,12 @@ struct Attempt {
 
 impl Call {
     async fn run(self, face: Face) -> Result<Response, ApiError> {
+        let capabilities = self.capabilities(&face).await;
         let mut attempt =
             Attempt { number: 1, first: None, is_plain: self.inner.upstream.refuses_additions() };
         loop {
-            let recorder = self.recorder(&attempt, face.api)?;
-            let mut sending = self.send(recorder.prepared.body.clone());
+            let recorder = self.recorder(&attempt, &face, capabilities)?;
+            let mut sending = self.send(face.upstream_api, recorder.prepared.body.clone());
             let first = tokio::select! {
                 biased;
                 () = self.abort.cancelled() => {
@@ -172,15 +208,57 @@ impl Call {
         }
     }
 
-    fn recorder(&self, attempt: &Attempt, api: ClientApi) -> Result<Recorder, ApiError> {
+    /// What the upstream can give, found out by the first call that needs to know.
+    async fn capabilities(&self, face: &Face) -> Capabilities {
         let inner = &self.inner;
-        let (kind, model) = (inner.upstream.kind(), inner.options.upstream_model(&self.request.model));
-        let prepared = if attempt.is_plain {
-            dialect::prepare_plain(kind, self.plan, &self.request, model)
-        } else {
-            dialect::prepare(kind, inner.options.wanted, self.plan, &self.request, model)
+        let assumed = Capabilities::assumed(inner.upstream.kind());
+        if !inner.options.probes_upstream || face.upstream_api != ClientApi::OpenaiChat {
+            return assumed;
+        }
+        let model = inner.options.upstream_model(&self.request.model).unwrap_or(&self.request.model);
+        let (capabilities, probes) = inner.upstream.capabilities(model).await;
+        if !probes.is_empty() {
+            probe::record(inner, &self.session, model, probes).await;
+        }
+        capabilities
+    }
+
+    fn prepared(
+        &self,
+        attempt: &Attempt,
+        face: &Face,
+        capabilities: Capabilities,
+    ) -> Result<Prepared, json::ScanError> {
+        let inner = &self.inner;
+        let model = inner.options.upstream_model(&self.request.model);
+        let is_chat = face.upstream_api == ClientApi::OpenaiChat;
+        let approach = Approach {
+            capabilities,
+            routing: inner.options.wants_routing && is_chat,
+            relay: if is_chat { inner.options.relay } else { RelayChoice::Live },
         };
-        let prepared = prepared.map_err(|error| {
+        let wanted = inner.options.wanted;
+        let wanted = if attempt.is_plain { Wanted { token_ids: false, logprobs: false } } else { wanted };
+        let mut prepared = dialect::prepare(approach, wanted, self.plan, &self.request, model)?;
+        if face.upstream_api == ClientApi::AnthropicMessages {
+            // The client's own bytes pass, but for the model's name.
+            let body = protocol::body::Body::parse(self.body.clone());
+            prepared.body = match (model, body) {
+                (Some(model), Ok(body)) => body.edited(&[("model", format!("{model:?}"))], &[])?,
+                _ => self.body.clone(),
+            };
+        }
+        Ok(prepared)
+    }
+
+    fn recorder(
+        &self,
+        attempt: &Attempt,
+        face: &Face,
+        capabilities: Capabilities,
+    ) -> Result<Recorder, ApiError> {
+        let inner = &self.inner;
+        let prepared = self.prepared(attempt, face, capabilities).map_err(|error| {
             ApiError::new(400, ErrorType::InvalidRequest, "bad_request", error.to_string())
         })?;
         let mut recorder = Recorder::new(
@@ -188,7 +266,8 @@ impl Call {
             Arc::clone(&self.session),
             self.tokens.clone(),
             Arc::clone(&self.slot),
-            (api, self.body.clone()),
+            (face.api, self.body.clone()),
+            face.upstream_api,
             self.request.clone(),
             prepared,
         );
@@ -201,12 +280,16 @@ impl Call {
         Ok(recorder)
     }
 
-    fn send(&self, body: Bytes) -> Sending {
+    fn send(&self, api: ClientApi, body: Bytes) -> Sending {
         let inner = Arc::clone(&self.inner);
         let headers = self.headers.clone();
         let query = self.uri.query().map(str::to_owned);
         Box::pin(async move {
-            let route = "/chat/completions";
+            let route = match api {
+                ClientApi::OpenaiCompletions => "/completions",
+                ClientApi::AnthropicMessages => "/messages",
+                _ => "/chat/completions",
+            };
             inner.upstream.send(Method::POST, route, query.as_deref(), &headers, body).await
         })
     }
@@ -282,6 +365,15 @@ impl Call {
                 return whole::fail(recorder, &face, status, &error).await;
             }
         };
+        let is_destreamed = self.request.is_stream && !recorder.prepared.upstream_is_stream;
+        if is_destreamed && received.status.is_success() && !whole::is_compressed(&received.headers) {
+            recorder.http_status = received.status.as_u16();
+            let call_id = recorder.call_id;
+            let headers = upstream::forward_reply_headers(&received.headers);
+            let (inner, abort) = (Arc::clone(&self.inner), self.abort.clone());
+            let relay = Relay::whole(inner, recorder, face, received.body, abort);
+            return reply::with_call_id(stream(headers, relay), call_id);
+        }
         if !is_stream(&received) {
             return whole::answer(&self.inner, recorder, face, received, &self.abort).await;
         }
@@ -335,7 +427,7 @@ async fn sleep(duration: Option<Duration>) {
     }
 }
 
-async fn read_body(body: Body, limit: usize) -> Result<Bytes, ApiError> {
+pub(super) async fn read_body(body: Body, limit: usize) -> Result<Bytes, ApiError> {
     match Limited::new(body, limit).collect().await {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => {

@@ -2,14 +2,17 @@
 
 use axum::response::Response;
 use bytes::Bytes;
+use serde::Deserialize;
 
+use super::responses::Responses;
 use super::{Inner, reply};
 use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
-use crate::protocol::translate::{ReplyNames, ReplyWriter, Translation};
-use crate::record::{CallId, ClientApi};
+use crate::protocol::translate::{Piece, ReplyNames, ReplyWriter, Translation};
+use crate::protocol::{completions, messages, responses};
+use crate::record::{CallId, ClientApi, UpstreamKind};
 
-/// A request as its client sent it, and as a chat request.
+/// A request as its client sent it, and as lego reads it.
 pub(super) struct Incoming {
     pub(super) body: Bytes,
     pub(super) request: Request,
@@ -19,24 +22,47 @@ pub(super) struct Incoming {
 /// The client's protocol.
 pub(super) struct Face {
     pub(super) api: ClientApi,
-    /// `None`: the upstream speaks it too, and its bytes are the client's (law 5).
+    /// What the upstream is spoken to in.
+    pub(super) upstream_api: ClientApi,
+    /// `None`: the upstream speaks the client's protocol, and its bytes are the client's (law 5).
     pub(super) writer: Option<Box<dyn ReplyWriter>>,
 }
 
 impl Incoming {
     /// Reads a request of this protocol.
-    pub(super) fn read(_inner: &Inner, api: ClientApi, body: Bytes) -> Result<Self, ApiError> {
+    pub(super) fn read(inner: &Inner, api: ClientApi, body: Bytes) -> Result<Self, ApiError> {
         let bad = |message: String| ApiError::new(400, ErrorType::InvalidRequest, "bad_request", message);
-        let translated: Option<Translation> = match api {
-            ClientApi::OpenaiChat => None,
-            _ => return Err(bad(format!("{} is not served", api.as_str()))),
+        let speaks_messages = inner.upstream.kind() == UpstreamKind::Anthropic;
+        if speaks_messages && api != ClientApi::AnthropicMessages {
+            let message = "this proxy's upstream speaks Anthropic's Messages only (proxy.upstream_kind = \"anthropic\"): \
+                           use POST /v1/messages";
+            return Err(bad(message.to_owned()));
+        }
+        let translated = match api {
+            ClientApi::AnthropicMessages => Some(messages::translate(&body, names(&body))?),
+            ClientApi::OpenaiResponses => {
+                let earlier = inner.responses.earlier(&responses::Kept::read(&body)?);
+                Some(responses::translate(&body, names(&body), earlier.as_deref())?)
+            }
+            _ => None,
         };
-        let (chat, writer) = match translated {
-            None => (body.clone(), None),
-            Some(Translation { chat, reply }) => (chat, Some(reply)),
+        let request = match (&translated, api) {
+            (Some(Translation { chat, .. }), _) => Request::parse(chat.clone()),
+            (None, ClientApi::OpenaiCompletions) => {
+                let read =
+                    completions::Request::parse(body.clone()).map_err(|error| bad(error.to_string()))?;
+                Ok(Request::from_completions(&read))
+            }
+            (None, _) => Request::parse(body.clone()),
         };
-        let request = Request::parse(chat).map_err(|error| bad(error.to_string()))?;
-        Ok(Self { body, request, face: Face { api, writer } })
+        let request = request.map_err(|error| bad(error.to_string()))?;
+        let (upstream_api, writer) = match translated {
+            // The bytes pass; the translation is only how lego reads the request.
+            Some(_) if speaks_messages => (ClientApi::AnthropicMessages, None),
+            Some(Translation { reply, .. }) => (ClientApi::OpenaiChat, Some(reply)),
+            None => (api, None),
+        };
+        Ok(Self { body, request, face: Face { api, upstream_api, writer } })
     }
 }
 
@@ -50,14 +76,55 @@ impl Face {
     pub(super) fn error_event(&mut self, error: &ApiError) -> Bytes {
         match &mut self.writer {
             Some(writer) => writer.error_event(error),
+            None if self.api == ClientApi::AnthropicMessages => messages::error_event(error, None),
             None => error.event(),
+        }
+    }
+
+    /// The end of a translated reply, after the call is durable.
+    pub(super) fn end(&mut self) -> Vec<Bytes> {
+        self.written(|writer, pieces| writer.end(pieces))
+    }
+
+    /// An event of the client's protocol that changes nothing; `None` where its bytes are the upstream's.
+    pub(super) fn keep_alive(&mut self) -> Option<Vec<Bytes>> {
+        match &self.writer {
+            Some(_) => Some(self.written(|writer, pieces| writer.keep_alive(pieces))),
+            None if self.api == ClientApi::AnthropicMessages => {
+                Some(vec![Bytes::from_static(b"event: ping\ndata: {\"type\": \"ping\"}\n\n")])
+            }
+            None => None,
+        }
+    }
+
+    fn written(&mut self, write: impl FnOnce(&mut Box<dyn ReplyWriter>, &mut Vec<Piece>)) -> Vec<Bytes> {
+        let mut pieces = Vec::new();
+        if let Some(writer) = &mut self.writer {
+            write(writer, &mut pieces);
+        }
+        let bytes = |piece| match piece {
+            Piece::Bytes(bytes) => Some(bytes),
+            Piece::Barrier => None,
+        };
+        pieces.into_iter().filter_map(bytes).collect()
+    }
+
+    /// Keeps a finished response for those that go on from it.
+    pub(super) fn keep(&self, store: &Responses) {
+        if let Some(kept) = self.writer.as_ref().and_then(|writer| writer.kept()) {
+            store.keep(kept);
         }
     }
 }
 
 /// Names for the reply of a call that begins now.
-#[allow(dead_code)]
-fn names(model: String) -> ReplyNames {
+fn names(body: &[u8]) -> ReplyNames {
+    #[derive(Deserialize)]
+    struct View {
+        model: String,
+    }
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    // A request without a model is refused when it is read.
+    let model = serde_json::from_slice::<View>(body).map(|view| view.model).unwrap_or_default();
     ReplyNames { call_id: CallId::now().to_string(), model, created: since_epoch.as_secs() }
 }

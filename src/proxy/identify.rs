@@ -23,8 +23,16 @@ pub(super) enum Door {
 }
 
 /// Harnesses' own ids for a conversation: recorded, never trusted to choose a session.
-const CONVERSATION_HEADERS: [&str; 5] =
-    ["x-session-id", "session_id", "session-id", "conversation_id", "x-session-affinity"];
+const CONVERSATION_HEADERS: [&str; 8] = [
+    "x-session-id",
+    "session_id",
+    "session-id",
+    "conversation_id",
+    "x-session-affinity",
+    "x-claude-code-session-id",
+    "x-litellm-session-id",
+    "x-affinity",
+];
 
 /// The API key that a client sent, under any of the names clients use.
 pub(super) fn client_key(headers: &HeaderMap) -> Option<&str> {
@@ -81,6 +89,19 @@ pub(super) fn session_of(
             };
             Ok(inner.sessions.get_or_make(id, make))
         }
+    }
+}
+
+/// Refuses what is no call but must not be had without an open session either.
+pub(super) fn must_be_open(
+    inner: &Inner,
+    door: &Door,
+    path_session: Option<&str>,
+    headers: &HeaderMap,
+) -> Result<(), ApiError> {
+    match (door, &inner.options.mode) {
+        (Door::Public, Mode::Trainer { .. }) => open_session(inner, path_session, headers).map(drop),
+        _ => Ok(()),
     }
 }
 

@@ -15,14 +15,17 @@
 //! - The upstream's key is in no reply, record, error or log line.
 
 mod call;
+mod count;
 mod face;
 mod guard;
 mod identify;
 mod models;
 mod options;
+mod probe;
 mod recorder;
 mod relay;
 mod reply;
+mod responses;
 mod retry;
 mod server;
 mod session;
@@ -77,6 +80,18 @@ fn layered(routes: Router<Shared>, state: Shared) -> Router {
         .layer(layers)
 }
 
+/// The routes that a harness calls.
+fn model_routes(base: &str) -> Router<Shared> {
+    let at = |route: &str| format!("{base}{route}");
+    Router::new()
+        .route(&at("/chat/completions"), post(call::chat))
+        .route(&at("/completions"), post(call::completions))
+        .route(&at("/responses"), post(call::responses).get(models::no_websocket))
+        .route(&at("/messages"), post(call::messages))
+        .route(&at("/messages/count_tokens"), post(count::count_tokens))
+        .route(&at("/models"), get(models::models))
+}
+
 /// What a handler gets.
 #[derive(Clone)]
 struct Shared {
@@ -95,6 +110,7 @@ struct Inner {
     sink: Arc<dyn CallSink>,
     upstream: Upstream,
     sessions: Sessions,
+    responses: responses::Responses,
     /// Permits for calls in flight.
     slots: Arc<tokio::sync::Semaphore>,
     /// Calls that are running or not durable yet, and listeners.
@@ -115,6 +131,7 @@ impl Proxy {
             sink,
             upstream,
             sessions: Sessions::default(),
+            responses: responses::Responses::default(),
             slots,
             running: tokio_util::task::TaskTracker::new(),
             closing: CancellationToken::new(),
@@ -127,10 +144,8 @@ impl Proxy {
     pub fn router(&self) -> Router {
         let state = Shared { inner: Arc::clone(&self.inner), door: Door::Public };
         let routes = Router::new()
-            .route("/v1/chat/completions", post(call::chat))
-            .route("/sessions/{session}/v1/chat/completions", post(call::chat))
-            .route("/v1/models", get(models::models))
-            .route("/sessions/{session}/v1/models", get(models::models))
+            .merge(model_routes("/v1"))
+            .merge(model_routes("/sessions/{session}/v1"))
             .route("/metrics", get(models::metrics))
             // What is above needs the client token where there is one; what is below is for load balancers.
             .route_layer(middleware::from_fn_with_state(state.clone(), guard::token))
@@ -142,10 +157,7 @@ impl Proxy {
     /// The routes of one session's own listener: its model routes and nothing else.
     fn session_router(&self, session: Arc<Session>) -> Router {
         let state = Shared { inner: Arc::clone(&self.inner), door: Door::Session(session) };
-        let routes = Router::new()
-            .route("/v1/chat/completions", post(call::chat))
-            .route("/v1/models", get(models::models));
-        layered(routes, state)
+        layered(model_routes("/v1"), state)
     }
 
     /// Opens a session.

@@ -41,6 +41,13 @@ async fn ask_models(shared: &Shared, headers: &HeaderMap) -> Result<(StatusCode,
     Ok((status, headers, upstream.without_key(text.freeze())))
 }
 
+/// `GET /v1/responses`: Codex asks for a WebSocket. By this status it uses `POST` at once; another makes it ask again.
+pub(super) async fn no_websocket() -> Response {
+    let message = "there is no WebSocket here; use POST /v1/responses";
+    let error = ApiError::new(426, ErrorType::InvalidRequest, "no_websocket", message);
+    reply::error(ClientApi::OpenaiResponses, &error)
+}
+
 /// `GET /healthz`: this process answers.
 pub(super) async fn healthz() -> &'static str {
     "ok\n"
@@ -80,7 +87,8 @@ pub(super) async fn not_found(method: Method, uri: Uri) -> Response {
     } else if path.ends_with("/chat/completions") && !path.contains("/v1/") {
         "the base URL lacks its /v1"
     } else {
-        "this proxy serves POST /v1/chat/completions and GET /v1/models"
+        "this proxy serves POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, \
+         /v1/messages/count_tokens and GET /v1/models"
     };
     let message = format!("there is no {method} {path} here: {hint}");
     reply::error(reply::api_of(path), &ApiError::new(404, ErrorType::NotFound, "not_found", message))

@@ -39,6 +39,11 @@ pub struct Retries {
 pub struct ProxyOptions {
     pub mode: Mode,
     pub wanted: Wanted,
+    /// Capture expert routing where the upstream gives it.
+    pub wants_routing: bool,
+    pub relay: config::Relay,
+    /// Find out by one tiny call what the upstream can give.
+    pub probes_upstream: bool,
     /// False: a call that rewrites its session's history is answered with 409.
     pub history_rewrite_tolerance: bool,
     /// Most bytes of a reply held at once: what is taken from the upstream for one write to the client, and what is
@@ -72,6 +77,9 @@ impl ProxyOptions {
         Self {
             mode,
             wanted: Wanted { token_ids: config.capture_token_ids, logprobs: config.capture_logprobs },
+            wants_routing: config.capture_expert_routing,
+            relay: config.relay,
+            probes_upstream: config.probe_upstream,
             history_rewrite_tolerance: config.history_rewrite_tolerance,
             stream_buffer_bytes: config.stream_buffer_size,
             commit_wait: config.commit_wait(),

@@ -11,7 +11,8 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::session::Session;
 use super::{Inner, verdict};
-use crate::protocol::chat::{Choice, Fed, Reply, Request};
+use crate::protocol::chat::{Choice, Fed, Reply, ReplyError, Request};
+use crate::protocol::messages::{Assembled, Assembler};
 use crate::record::{
     Call, CallId, CallStatus, CapturedToolCall, ClientApi, IdsSource, SCHEMA_VERSION, SinkError, Usage,
     WeightSource, WeightSpan,
@@ -29,6 +30,7 @@ pub(super) struct Recorder {
     pub(super) call_id: CallId,
     /// The client's protocol, and its request in it.
     client: (ClientApi, Bytes),
+    upstream_api: ClientApi,
     /// The same as a chat request.
     pub(super) request: Request,
     pub(super) prepared: Prepared,
@@ -40,7 +42,7 @@ pub(super) struct Recorder {
     pub(super) conversation_id: Option<String>,
     /// What is said in addition to the verdict.
     pub(super) more_reasons: Vec<String>,
-    pub(super) reply: Reply,
+    reply: Received,
     received: Instant,
     received_at: i64,
     ttft_us: Option<u64>,
@@ -58,6 +60,26 @@ enum Response {
     Body(Bytes),
 }
 
+/// The reply as the upstream's protocol is read.
+enum Received {
+    Chat(Reply),
+    Messages(Assembler),
+}
+
+impl Received {
+    fn new(upstream_api: ClientApi) -> Self {
+        match upstream_api {
+            ClientApi::AnthropicMessages => Self::Messages(Assembler::default()),
+            _ => Self::Chat(Reply::default()),
+        }
+    }
+}
+
+/// A chat event in the terms of one of Messages: what finishes a choice is held.
+const fn chat_event(fed: Fed) -> Assembled {
+    Assembled { fed, must_hold: fed.has_finish, is_end: false }
+}
+
 impl Recorder {
     pub(super) fn new(
         inner: Arc<Inner>,
@@ -65,6 +87,7 @@ impl Recorder {
         tokens: (TaskTrackerToken, TaskTrackerToken),
         slot: Arc<OwnedSemaphorePermit>,
         client: (ClientApi, Bytes),
+        upstream_api: ClientApi,
         request: Request,
         prepared: Prepared,
     ) -> Self {
@@ -75,6 +98,7 @@ impl Recorder {
             _slot: slot,
             call_id: CallId::now(),
             client,
+            upstream_api,
             request,
             prepared,
             attempt: 1,
@@ -83,7 +107,7 @@ impl Recorder {
             http_status: 0,
             conversation_id: None,
             more_reasons: Vec::new(),
-            reply: Reply::default(),
+            reply: Received::new(upstream_api),
             received: Instant::now(),
             received_at: i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX),
             ttft_us: None,
@@ -97,19 +121,35 @@ impl Recorder {
         }
     }
 
+    /// The reply so far.
+    pub(super) const fn reply(&self) -> &Reply {
+        match &self.reply {
+            Received::Chat(reply) => reply,
+            Received::Messages(assembler) => assembler.reply(),
+        }
+    }
+
     /// Reads a copy of a stream's event.
-    pub(super) fn event(&mut self, data: &Bytes) -> Fed {
+    pub(super) fn event(&mut self, name: &str, data: &Bytes) -> Assembled {
         match &mut self.response {
             Response::Events(events) => events.push(data.clone()),
             response => *response = Response::Events(vec![data.clone()]),
         }
-        self.read(data)
+        let read = match &mut self.reply {
+            Received::Chat(reply) => reply.feed(data).map(chat_event),
+            Received::Messages(assembler) => assembler.event(name, data),
+        };
+        self.read(read)
     }
 
     /// Reads a copy of a whole body.
     pub(super) fn body(&mut self, body: &Bytes) {
         self.response = Response::Body(body.clone());
-        self.read(body);
+        let read = match &mut self.reply {
+            Received::Chat(reply) => reply.feed(body).map(chat_event),
+            Received::Messages(assembler) => assembler.body(body),
+        };
+        self.read(read);
     }
 
     /// Keeps an error's body without reading it as a reply.
@@ -136,9 +176,9 @@ impl Recorder {
     pub(super) fn outcome(&self) -> (CallStatus, Option<String>) {
         if let Some(why) = &self.unreadable {
             (CallStatus::ParseError, Some(why.clone()))
-        } else if let Some(error) = &self.reply.error {
+        } else if let Some(error) = &self.reply().error {
             (CallStatus::UpstreamError, Some(error.clone()))
-        } else if self.reply.is_finished(self.request.n) {
+        } else if self.reply().is_finished(self.request.n) {
             (CallStatus::Ok, None)
         } else {
             (CallStatus::Truncated, Some("the upstream ended its reply before finish_reason".to_owned()))
@@ -158,7 +198,7 @@ impl Recorder {
     /// Stores the choices that have their finish reason, while others go on.
     pub(super) async fn commit_finished(&mut self) -> Result<(), SinkError> {
         let finished = |(index, choice): (&u16, &Choice)| choice.finish_reason.is_some().then_some(*index);
-        let finished: Vec<u16> = self.reply.choices.iter().filter_map(finished).collect();
+        let finished: Vec<u16> = self.reply().choices.iter().filter_map(finished).collect();
         let calls = self.calls(&finished, CallStatus::Ok, None);
         self.store(calls, CallStatus::Ok).await
     }
@@ -211,19 +251,16 @@ impl Recorder {
             .then(|| format!("call {}: {}: {error}", self.call_id, status.as_str()))
     }
 
-    fn read(&mut self, data: &[u8]) -> Fed {
-        match self.reply.feed(data) {
-            Ok(fed) => fed,
-            Err(error) => {
-                self.unreadable(error.to_string());
-                Fed::default()
-            }
-        }
+    fn read(&mut self, read: Result<Assembled, ReplyError>) -> Assembled {
+        read.unwrap_or_else(|error| {
+            self.unreadable(error.to_string());
+            Assembled::default()
+        })
     }
 
     /// The choices without a record. A call that has none at all has one record.
     fn open_choices(&self) -> Vec<u16> {
-        let open = self.reply.choices.keys().copied().filter(|index| !self.committed.contains(index));
+        let open = self.reply().choices.keys().copied().filter(|index| !self.committed.contains(index));
         let mut choices: Vec<u16> = open.collect();
         if choices.is_empty() && self.committed.is_empty() {
             choices.push(0);
@@ -239,11 +276,11 @@ impl Recorder {
 
     fn records(&self, choices: &[u16], status: CallStatus, error: Option<String>) -> Vec<Call> {
         let sampled: usize =
-            self.reply.choices.values().filter_map(|choice| choice.token_ids.as_ref()).map(Vec::len).sum();
+            self.reply().choices.values().filter_map(|choice| choice.token_ids.as_ref()).map(Vec::len).sum();
         let response = self.response_json();
         let missing = Choice::default();
         let record = |&index: &u16| {
-            let choice = self.reply.choices.get(&index).unwrap_or(&missing);
+            let choice = self.reply().choices.get(&index).unwrap_or(&missing);
             let mut call = self.call(index, choice, status, error.clone());
             call.response = response.clone();
             let constrained = self.request.is_constrained;
@@ -261,11 +298,12 @@ impl Recorder {
         let source = |has_ids: bool| {
             if has_ids { IdsSource::Engine } else { IdsSource::Absent }
         };
-        let told = dialect::told_weights(&self.reply, choice);
+        let prompt_ids = self.reply().prompt_ids_of(index, self.choices_a_prompt());
+        let told = dialect::told_weights(self.reply(), choice);
         let (weight_spans, weight_source) = told.unwrap_or_else(|| self.weights(choice));
         let routing = {
             let hint = self.inner.upstream.routing_hint();
-            upstream::routing::captured(kind, hint, &self.request, &self.reply, choice)
+            upstream::routing::captured(kind, hint, &self.request, self.reply(), choice)
         };
         let upstream_request = (self.prepared.body != self.client.1).then(|| raw(&self.prepared.body));
         Call {
@@ -288,17 +326,17 @@ impl Recorder {
             client_api: self.client.0,
             client_stream: self.request.is_stream,
             upstream_kind: kind,
-            upstream_api: ClientApi::OpenaiChat,
+            upstream_api: self.upstream_api,
             model_requested: self.request.model.clone(),
-            model_served: self.reply.model.clone(),
+            model_served: self.reply().model.clone(),
             received_at: self.received_at,
             ttft_us: self.ttft_us,
             duration_us: micros(self.received),
             client_request: Some(raw(&self.client.1)),
             upstream_request,
             response: None,
-            prompt_token_ids: self.reply.prompt_token_ids.clone(),
-            prompt_ids_source: source(self.reply.prompt_token_ids.is_some()),
+            prompt_ids_source: source(prompt_ids.is_some()),
+            prompt_token_ids: prompt_ids.map(<[u32]>::to_vec),
             completion_token_ids: choice.token_ids.clone(),
             completion_ids_source: dialect::completion_ids_source(choice),
             completion_logprobs: choice.logprobs.clone(),
@@ -308,10 +346,10 @@ impl Recorder {
             weight_spans,
             weight_source,
             routing: routing.routing,
-            text: self.reply.choices.contains_key(&index).then(|| choice.text.clone()),
+            text: self.reply().choices.contains_key(&index).then(|| choice.text.clone()),
             tool_calls: (!choice.tool_calls.is_empty()).then(|| tool_calls(choice)),
             finish_reason: choice.finish_reason.clone(),
-            usage: self.reply.usage.map(|usage| Usage {
+            usage: self.reply().usage.map(|usage| Usage {
                 prompt_tokens: usage.prompt_tokens,
                 completion_tokens: usage.completion_tokens,
                 cached_tokens: usage.cached_tokens,
@@ -321,6 +359,15 @@ impl Recorder {
             error,
             trainable: false,
             not_trainable_reasons: routing.reason.map(str::to_owned).into_iter().collect(),
+        }
+    }
+
+    /// Choices that share a prompt.
+    fn choices_a_prompt(&self) -> u64 {
+        if self.request.is_completion {
+            self.request.get("n").and_then(|n| n.as_u64()).unwrap_or(1)
+        } else {
+            self.request.n
         }
     }
 

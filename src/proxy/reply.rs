@@ -9,6 +9,7 @@ use http::header::{self, HeaderMap, HeaderValue};
 use http::{HeaderName, StatusCode};
 
 use crate::protocol::error::{ApiError, ErrorType};
+use crate::protocol::messages;
 use crate::record::{CallId, ClientApi};
 
 /// Names the call in every reply.
@@ -24,7 +25,11 @@ pub(super) fn whole(status: StatusCode, headers: HeaderMap, body: Bytes) -> Resp
 
 /// An error in the client's protocol.
 pub(super) fn error(api: ClientApi, error: &ApiError) -> Response {
-    let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let code = match api {
+        ClientApi::AnthropicMessages => messages::error_status(error),
+        _ => error.status,
+    };
+    let status = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut headers = HeaderMap::new();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if error.status == 429 {
@@ -34,8 +39,11 @@ pub(super) fn error(api: ClientApi, error: &ApiError) -> Response {
 }
 
 /// The body of an error in the client's protocol.
-pub(super) fn error_body(_api: ClientApi, error: &ApiError) -> Bytes {
-    error.body()
+pub(super) fn error_body(api: ClientApi, error: &ApiError) -> Bytes {
+    match api {
+        ClientApi::AnthropicMessages => messages::error_body(error, None),
+        _ => error.body(),
+    }
 }
 
 /// The protocol that a path belongs to, for errors before the request is read.

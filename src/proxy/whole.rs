@@ -217,12 +217,14 @@ async fn settle(
     let mut headers = upstream::forward_reply_headers(&headers);
     let is_compressed = is_compressed(&headers);
     let mut broken = None;
+    let mut is_kept = false;
     let mut out = text.clone();
     let (call_status, error) = if status.is_success() && !is_compressed {
         recorder.body(&text);
         match &mut face.writer {
             Some(writer) => match writer.body(&text) {
                 Ok(body) => {
+                    is_kept = true;
                     headers
                         .insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
                     out = body;
@@ -266,6 +268,9 @@ async fn settle(
         (CallStatus::UpstreamError, Some(error.message))
     };
     recorder.commit(call_status, error).await.map_err(|error| sink_error(&error))?;
+    if is_kept {
+        face.keep(&inner.responses);
+    }
     match broken {
         Some(error) => Err(error),
         None => Ok(Settled { status, headers, body: out }),

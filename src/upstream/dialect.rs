@@ -232,7 +232,9 @@ fn ask_for_tokens(
         _ => {}
     }
     if needs_logprobs && !request.asks_logprobs {
-        edits.set.push(("logprobs", "true".to_owned()));
+        // Completions take the number of alternatives.
+        let all = if request.is_completion { "0" } else { "true" };
+        edits.set.push(("logprobs", all.to_owned()));
         edits.cut.logprobs = Some(Unasked::Null);
     }
 }

@@ -19,7 +19,7 @@ use super::key::{self, ApiKey};
 use super::pool::{Pool, PoolError, PooledBody};
 use super::probe::ProbeState;
 use super::routing::RoutingHint;
-use super::url::{BaseUrl, InvalidUrl};
+use super::url::{BaseUrl, InvalidUrl, below};
 use crate::record::UpstreamKind;
 
 /// Longest waits. There is no limit on a whole reply: long answers are healthy.
@@ -352,7 +352,7 @@ impl Upstream {
                 let query = query.map_or(String::new(), |query| format!("?{query}"));
                 let mut request = Request::new(axum::body::Body::from(body));
                 *request.method_mut() = method;
-                *request.uri_mut() = format!("/v1{route}{query}")
+                *request.uri_mut() = format!("{}{query}", below("/v1", route))
                     .parse()
                     .map_err(|_| broken("the URL's query is broken".into()))?;
                 *request.headers_mut() = headers;

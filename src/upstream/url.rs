@@ -67,7 +67,7 @@ impl BaseUrl {
         Ok(Self { scheme, authority, path })
     }
 
-    /// The URL of a route such as `/chat/completions`.
+    /// The URL of a route such as `/chat/completions`; `/../tokenize` lies beside the version segment.
     ///
     /// # Errors
     /// When `query` has bytes that a URL cannot have.
@@ -76,7 +76,7 @@ impl BaseUrl {
         Uri::builder()
             .scheme(self.scheme.clone())
             .authority(self.authority.clone())
-            .path_and_query(format!("{}{route}{query}", self.path))
+            .path_and_query(format!("{}{query}", below(&self.path, route)))
             .build()
     }
 
@@ -109,6 +109,14 @@ impl BaseUrl {
     }
 }
 
+/// The path of a route below a base path that ends in a version segment.
+pub(super) fn below(base: &str, route: &str) -> String {
+    match route.strip_prefix("/..") {
+        Some(beside) => format!("{}{beside}", base.rsplit_once('/').map_or("", |(parent, _)| parent)),
+        None => format!("{base}{route}"),
+    }
+}
+
 impl std::fmt::Display for BaseUrl {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}://{}{}", self.scheme, self.authority, self.path)
@@ -138,6 +146,8 @@ mod tests {
         }
         let url = BaseUrl::parse("http://h").expect("URL").join("/models", Some("a=1")).expect("URL");
         assert_eq!(url.to_string(), "http://h/v1/models?a=1");
+        let url = BaseUrl::parse("http://h/prefix/v1").expect("URL").join("/../tokenize", None).expect("URL");
+        assert_eq!(url.to_string(), "http://h/prefix/tokenize");
         assert!(BaseUrl::parse("http://localhost:1").expect("URL").is_loopback());
         assert!(BaseUrl::parse("http://[::1]:1").expect("URL").is_loopback());
         assert!(!BaseUrl::parse("http://example.org").expect("URL").is_loopback());

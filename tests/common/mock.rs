@@ -80,6 +80,10 @@ impl Mock {
         Router::new()
             .route("/v1/chat/completions", post(chat))
             .route(
+                "/tokenize",
+                post(|| async { axum::Json(json!({"count": 17, "max_model_len": 99, "tokens": []})) }),
+            )
+            .route(
                 "/v1/models",
                 get(|| async { axum::Json(json!({"object": "list", "data": [{"id": "toy"}]})) }),
             )

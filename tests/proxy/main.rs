@@ -8,6 +8,7 @@ mod bytes;
 mod durable;
 mod engines;
 mod faults;
+mod protocols;
 mod records;
 mod retries;
 mod sdk;

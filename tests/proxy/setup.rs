@@ -106,10 +106,12 @@ impl Setup {
     /// Without retries, so that each request of a test is one call.
     pub async fn in_front_of(upstream: Upstream, mut options: ProxyOptions, mock: Mock) -> Self {
         options.retries.most = 0;
+        options.probes_upstream = false;
         Self::as_told(upstream, options, mock).await
     }
 
-    pub async fn retrying(options: ProxyOptions, script: Script) -> Self {
+    pub async fn retrying(mut options: ProxyOptions, script: Script) -> Self {
+        options.probes_upstream = false;
         let mock = Mock::start(script).await;
         let upstream = Upstream::http(&mock.url(), UpstreamKind::Vllm, None, timeouts()).expect("upstream");
         Self::as_told(upstream, options, mock).await

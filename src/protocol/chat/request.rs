@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use crate::protocol::body::{Body, BodyError};
-use crate::protocol::json;
+use crate::protocol::{completions, json};
 
 /// Why a body is not a chat request.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +21,8 @@ pub enum RequestError {
 #[derive(Debug, Clone)]
 pub struct Request {
     body: Body,
+    /// It is a completions request.
+    pub is_completion: bool,
     /// Name of the model that the client asks for.
     pub model: String,
     pub is_stream: bool,
@@ -58,6 +60,7 @@ impl Request {
             Some(choice) => choice == "auto" || choice == "none",
         };
         Ok(Self {
+            is_completion: false,
             model,
             is_stream: body.is_true("stream"),
             n: body.get("n").and_then(|n| n.as_u64()).unwrap_or(1),
@@ -69,6 +72,25 @@ impl Request {
             is_constrained: !leaves_tools_open || body.has_grammar(),
             body,
         })
+    }
+
+    /// A completions request, which has a prompt in the place of messages. Its choices are those of all its prompts.
+    #[must_use]
+    pub fn from_completions(request: &completions::Request) -> Self {
+        Self {
+            body: request.object().clone(),
+            is_completion: true,
+            model: request.model.clone(),
+            is_stream: request.is_stream,
+            n: request.choices(),
+            asks_usage: request.asks_usage,
+            asks_token_ids: request.asks_token_ids,
+            asks_logprobs: request.asks_logprobs,
+            asks_weight_versions: request.asks_weight_versions,
+            refuses_reasoning: false,
+            // With `echo` the log-probs begin with the prompt's: they are not the sampled tokens' alone.
+            is_constrained: request.is_constrained || request.asks_echo,
+        }
     }
 
     /// The body as it came.

@@ -84,6 +84,12 @@ impl Request {
         self.body.text()
     }
 
+    /// The body, to be read further.
+    #[must_use]
+    pub(in crate::protocol) const fn object(&self) -> &Body {
+        &self.body
+    }
+
     /// The value of a top-level member; `None` if it is absent or null.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Value> {

@@ -5,6 +5,7 @@ use serde_json::value::RawValue;
 
 use super::echo::Echo;
 use super::items::Conversation;
+use super::names::response_id;
 use super::raw::{Fields, Object, compact, elements, list};
 use super::refuse::{invalid, unsupported};
 use super::tools::Tools;
@@ -128,7 +129,8 @@ pub fn open_call(
     }
     let echo = Echo::new(&request, &names);
     let includes_encrypted = includes(&request, "reasoning.encrypted_content");
-    let writer = Writer::new(names, echo, tools.into_targets(), includes_encrypted, items);
+    let id = kept.store.then(|| response_id(&names.call_id));
+    let writer = Writer::new(names, echo, tools.into_targets(), includes_encrypted, (id, items));
     Ok((Bytes::from(chat.end()), writer))
 }
 

@@ -16,7 +16,7 @@ use super::raw::Object;
 use super::tools::Target;
 use crate::protocol::chat::{Choice, Reply, ToolCall};
 use crate::protocol::error::ApiError;
-use crate::protocol::translate::{Piece, ReplyNames, ReplyWriter, Untranslatable};
+use crate::protocol::translate::{KeptReply, Piece, ReplyNames, ReplyWriter, Untranslatable};
 
 /// The writer of one response.
 pub struct Writer {
@@ -28,6 +28,8 @@ pub struct Writer {
     written: [usize; 3],
     has_calls: bool,
     outcome: Option<Outcome>,
+    /// The id under which the response is kept, if it is to be.
+    kept_as: Option<String>,
     /// The conversation before this reply, as items.
     items: Vec<Bytes>,
 }
@@ -48,7 +50,7 @@ impl Writer {
         echo: Echo,
         targets: HashMap<String, Target>,
         includes_encrypted: bool,
-        items: Vec<Bytes>,
+        (kept_as, items): (Option<String>, Vec<Bytes>),
     ) -> Self {
         Self {
             echo,
@@ -59,6 +61,7 @@ impl Writer {
             has_calls: false,
             outcome: None,
             items,
+            kept_as,
         }
     }
 
@@ -238,6 +241,10 @@ impl ReplyWriter for Writer {
         self.reply = reply;
         self.finish(&choice, &mut Vec::new());
         Ok(Bytes::from(self.response()))
+    }
+
+    fn kept(&self) -> Option<KeptReply> {
+        Some(KeptReply { id: self.kept_as.clone()?, items: self.items()? })
     }
 
     fn error_body(&self, error: &ApiError) -> Bytes {

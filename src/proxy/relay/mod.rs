@@ -1,6 +1,9 @@
 //! A stream passed through live: the client's reads pull it, a parsed copy goes to the recorder, the held event
 //! waits for the store.
 
+mod foreign;
+
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,11 +14,11 @@ use tokio_util::sync::CancellationToken;
 use super::call::{self, Sending};
 use super::face::Face;
 use super::recorder::Recorder;
+use super::whole::BadBody;
 use super::{Inner, whole};
 use crate::protocol::chat;
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::sse::{Event, Parser};
-use crate::protocol::translate::Piece;
 use crate::record::CallStatus;
 use crate::upstream::{UpstreamBody, UpstreamError, UpstreamReply};
 
@@ -53,12 +56,17 @@ enum Source {
     /// The upstream has not begun to answer; the client's stream has.
     Waiting(Sending),
     Body(UpstreamBody),
+    /// A body that becomes the client's stream once it is whole.
+    Whole(Reading),
     Ended,
 }
+
+type Reading = Pin<Box<dyn Future<Output = Result<Bytes, BadBody>> + Send>>;
 
 enum Step {
     Head(Result<UpstreamReply, UpstreamError>),
     Piece(Bytes),
+    Whole(Result<Bytes, BadBody>),
     End(Option<String>),
     HoldIsOver,
     KeepAlive,
@@ -87,6 +95,18 @@ impl Relay {
         abort: CancellationToken,
     ) -> Self {
         Self::new(inner, recorder, face, Source::Body(body), abort)
+    }
+
+    /// For a client's stream that the upstream answers with a body.
+    pub(super) fn whole(
+        inner: Arc<Inner>,
+        recorder: Recorder,
+        face: Face,
+        body: UpstreamBody,
+        abort: CancellationToken,
+    ) -> Self {
+        let reading = reading(Arc::clone(&inner), body, abort.clone());
+        Self::new(inner, recorder, face, Source::Whole(reading), abort)
     }
 
     fn new(
@@ -141,6 +161,8 @@ impl Relay {
                     self.fail(status, error).await;
                 }
                 Step::Piece(piece) => self.piece(&piece).await,
+                Step::Whole(Ok(body)) => self.destream(&body).await,
+                Step::Whole(Err(bad)) => self.fail(bad.status, bad.error).await,
                 Step::End(error) => self.end(error).await,
                 Step::HoldIsOver => self.release(false).await,
                 Step::KeepAlive => self.keep_alive(),
@@ -191,8 +213,13 @@ impl Relay {
             self.source = Source::Body(received.body);
             return;
         }
+        let is_expected = received.status.is_success() && !self.recorder.prepared.upstream_is_stream;
         let UpstreamReply { status, body, .. } = received;
         self.recorder.http_status = status.as_u16();
+        if is_expected {
+            self.source = Source::Whole(reading(Arc::clone(&self.inner), body, self.abort.clone()));
+            return;
+        }
         let piece_bytes = self.inner.options.stream_buffer_bytes;
         match whole::read(&self.inner.upstream, body, piece_bytes, &self.abort).await {
             Ok(text) => {
@@ -217,8 +244,8 @@ impl Relay {
                 return;
             }
         }
-        let is_complete = self.recorder.reply.is_finished(self.recorder.request.n)
-            && self.recorder.reply.usage.is_some()
+        let is_complete = self.recorder.reply().is_finished(self.recorder.request.n)
+            && self.recorder.reply().usage.is_some()
             && self.hold_until.is_some();
         let is_full = self.held.len() > self.inner.options.stream_buffer_bytes;
         if self.has_terminator || is_complete || is_full {
@@ -252,9 +279,14 @@ impl Relay {
             } else {
                 // What comes after the call was committed is passed on and not recorded any more.
                 if !self.recorder.is_done() {
-                    let fed = self.recorder.event(&data);
-                    if fed.has_finish {
+                    let read = self.recorder.event(&event.name, &data);
+                    self.has_terminator |= read.is_end;
+                    if read.fed.has_finish || read.is_end {
                         self.hold();
+                    } else if read.must_hold
+                        && let Err(error) = self.recorder.draft().await
+                    {
+                        return self.fail(CallStatus::Aborted, whole::sink_error(&error)).await;
                     }
                 }
                 let wanted = &self.recorder.prepared.cut;
@@ -274,44 +306,6 @@ impl Relay {
         }
     }
 
-    /// The same for a client of another protocol: the event's meaning in its own.
-    async fn translate(&mut self, event: &Event) {
-        let Some(writer) = self.face.writer.as_mut().filter(|_| event.has_data() && !self.recorder.is_done())
-        else {
-            return;
-        };
-        let data = event.data();
-        if data.as_ref() == b"[DONE]" {
-            self.has_terminator = true;
-            return self.hold();
-        }
-        let fed = self.recorder.event(&data);
-        if fed.has_error {
-            let error = ApiError::from_upstream(502, &data, &self.inner.upstream.name());
-            return self.fail(CallStatus::UpstreamError, error).await;
-        }
-        let mut pieces = Vec::new();
-        let written = writer.chunk(&data, &mut pieces);
-        if fed.has_finish {
-            self.hold();
-        }
-        for piece in pieces {
-            match piece {
-                Piece::Bytes(bytes) => self.ready.extend_from_slice(&bytes),
-                Piece::Barrier => {
-                    if let Err(error) = self.recorder.draft().await {
-                        return self.fail(CallStatus::Aborted, whole::sink_error(&error)).await;
-                    }
-                }
-            }
-        }
-        if let Err(error) = written {
-            self.recorder.unreadable(error.to_string());
-            let error = ApiError::new(502, ErrorType::Upstream, "upstream_unreadable", error.to_string());
-            self.fail(CallStatus::ParseError, error).await;
-        }
-    }
-
     fn hold(&mut self) {
         if !self.recorder.is_done() {
             let until = Instant::now() + self.inner.options.commit_wait;
@@ -324,7 +318,7 @@ impl Relay {
         self.hold_until = None;
         let committed = if self.recorder.is_done() {
             Ok(())
-        } else if is_end || self.recorder.reply.is_finished(self.recorder.request.n) {
+        } else if is_end || self.recorder.reply().is_finished(self.recorder.request.n) {
             let (status, error) = self.recorder.outcome();
             self.recorder.commit(status, error).await
         } else {
@@ -341,21 +335,6 @@ impl Relay {
             Err(error) => {
                 self.held.clear();
                 self.say(&whole::sink_error(&error));
-            }
-        }
-    }
-
-    /// What ends the reply of a client of another protocol, after the call is durable.
-    fn finish(&mut self) {
-        let Some(writer) = self.face.writer.as_mut().filter(|_| !std::mem::replace(&mut self.is_ended, true))
-        else {
-            return;
-        };
-        let mut pieces = Vec::new();
-        writer.end(&mut pieces);
-        for piece in pieces {
-            if let Piece::Bytes(bytes) = piece {
-                self.ready.extend_from_slice(&bytes);
             }
         }
     }
@@ -419,17 +398,13 @@ impl Relay {
 
     /// An event that changes nothing: clients that reset their patience by events stay.
     fn keep_alive(&mut self) {
-        if let Some(writer) = &mut self.face.writer {
-            let mut pieces = Vec::new();
-            writer.keep_alive(&mut pieces);
-            for piece in pieces {
-                if let Piece::Bytes(bytes) = piece {
-                    self.ready.extend_from_slice(&bytes);
-                }
+        if let Some(events) = self.face.keep_alive() {
+            for bytes in events {
+                self.ready.extend_from_slice(&bytes);
             }
             return;
         }
-        let reply = &self.recorder.reply;
+        let reply = self.recorder.reply();
         let id = reply.id.clone().unwrap_or_else(|| format!("chatcmpl-{}", self.recorder.call_id));
         let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let created = reply.created.unwrap_or_else(|| seconds.map_or(0, |seconds| seconds.as_secs()));
@@ -445,6 +420,11 @@ impl Relay {
     }
 }
 
+fn reading(inner: Arc<Inner>, body: UpstreamBody, abort: CancellationToken) -> Reading {
+    let piece_bytes = inner.options.stream_buffer_bytes;
+    Box::pin(async move { whole::read(&inner.upstream, body, piece_bytes, &abort).await })
+}
+
 impl Source {
     async fn next(&mut self, piece_bytes: usize) -> Step {
         match self {
@@ -454,6 +434,7 @@ impl Source {
                 Some(Err(error)) => Step::End(Some(error.to_string())),
                 None => Step::End(None),
             },
+            Self::Whole(reading) => Step::Whole(reading.await),
             Self::Ended => Step::End(None),
         }
     }

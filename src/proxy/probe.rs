@@ -1,0 +1,79 @@
+//! The records of what the upstream was asked to find out what it can give.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::value::RawValue;
+
+use super::Inner;
+use super::session::Session;
+use crate::record::{
+    Call, CallId, CallKind, CallStatus, ClientApi, IdsSource, LogprobSemantics, SCHEMA_VERSION, Sampling,
+    WeightSource,
+};
+use crate::upstream::ProbeExchange;
+
+/// Stores the probes in the session of the call that needed them. They are lego's own: a trainer does not get them.
+pub(super) async fn record(inner: &Arc<Inner>, session: &Session, model: &str, probes: Vec<ProbeExchange>) {
+    let calls = probes.into_iter().map(|probe| call(inner, session, model, probe)).collect();
+    if let Err(error) = inner.sink.append(calls).await {
+        tracing::error!(%error, "a probe could not be captured");
+    }
+}
+
+fn call(inner: &Inner, session: &Session, model: &str, probe: ProbeExchange) -> Call {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let raw = |bytes: &[u8]| {
+        String::from_utf8(bytes.to_vec()).ok().and_then(|text| RawValue::from_string(text).ok())
+    };
+    let is_ok = probe.error.is_none() && probe.status.is_some_and(|status| (200..300).contains(&status));
+    Call {
+        schema_version: SCHEMA_VERSION,
+        call_id: CallId::now(),
+        choice_index: 0,
+        session_id: session.spec.session_id.clone(),
+        trial_id: None,
+        task_id: None,
+        parent_call_id: None,
+        attempt: 1,
+        retry_of: None,
+        kind: CallKind::Probe,
+        harness: None,
+        harness_version: None,
+        harness_conversation_id: None,
+        http_status: probe.status.unwrap_or(0),
+        tokenizer_sha256: None,
+        template_sha256: None,
+        client_api: ClientApi::OpenaiChat,
+        client_stream: false,
+        upstream_kind: inner.upstream.kind(),
+        upstream_api: ClientApi::OpenaiChat,
+        model_requested: model.to_owned(),
+        model_served: None,
+        received_at: i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX),
+        ttft_us: None,
+        duration_us: 0,
+        client_request: None,
+        upstream_request: raw(&probe.request),
+        response: raw(&probe.reply),
+        prompt_token_ids: None,
+        prompt_ids_source: IdsSource::Absent,
+        completion_token_ids: None,
+        completion_ids_source: IdsSource::Absent,
+        completion_logprobs: None,
+        logprob_semantics: LogprobSemantics::Unknown,
+        sampling_requested: Sampling::default(),
+        sampling_sent: Sampling::default(),
+        weight_spans: None,
+        weight_source: WeightSource::Unknown,
+        routing: None,
+        text: None,
+        tool_calls: None,
+        finish_reason: None,
+        usage: None,
+        status: if is_ok { CallStatus::Ok } else { CallStatus::UpstreamError },
+        error: probe.error,
+        trainable: false,
+        not_trainable_reasons: vec!["kind_probe".to_owned()],
+    }
+}

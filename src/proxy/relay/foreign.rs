@@ -1,0 +1,108 @@
+//! Replies whose events are not the upstream's: those of another protocol, and streams made of a whole body.
+
+use bytes::{Bytes, BytesMut};
+
+use super::{Relay, Source};
+use crate::protocol::chat::{self, destream};
+use crate::protocol::error::{ApiError, ErrorType};
+use crate::protocol::json;
+use crate::protocol::sse::Event;
+use crate::protocol::translate::Piece;
+use crate::proxy::whole;
+use crate::record::CallStatus;
+
+impl Relay {
+    /// The same for a client of another protocol: the event's meaning in its own.
+    pub(super) async fn translate(&mut self, event: &Event) {
+        let Some(writer) = self.face.writer.as_mut().filter(|_| event.has_data() && !self.recorder.is_done())
+        else {
+            return;
+        };
+        let data = event.data();
+        if data.as_ref() == b"[DONE]" {
+            self.has_terminator = true;
+            return self.hold();
+        }
+        let fed = self.recorder.event(&event.name, &data).fed;
+        if fed.has_error {
+            let error = ApiError::from_upstream(502, &data, &self.inner.upstream.name());
+            return self.fail(CallStatus::UpstreamError, error).await;
+        }
+        let mut pieces = Vec::new();
+        let written = writer.chunk(&data, &mut pieces);
+        if fed.has_finish {
+            self.hold();
+        }
+        for piece in pieces {
+            match piece {
+                Piece::Bytes(bytes) => self.ready.extend_from_slice(&bytes),
+                Piece::Barrier => {
+                    if let Err(error) = self.recorder.draft().await {
+                        return self.fail(CallStatus::Aborted, whole::sink_error(&error)).await;
+                    }
+                }
+            }
+        }
+        if let Err(error) = written {
+            self.recorder.unreadable(error.to_string());
+            let error = ApiError::new(502, ErrorType::Upstream, "upstream_unreadable", error.to_string());
+            self.fail(CallStatus::ParseError, error).await;
+        }
+    }
+
+    /// A whole body becomes a real event sequence of the client's protocol.
+    pub(super) async fn destream(&mut self, body: &Bytes) {
+        self.source = Source::Ended;
+        self.recorder.body(body);
+        let (status, why) = self.recorder.outcome();
+        if status != CallStatus::Ok {
+            let error =
+                ApiError::new(502, ErrorType::Upstream, "upstream_unreadable", why.unwrap_or_default());
+            return self.fail(status, error).await;
+        }
+        match self.destreamed(body) {
+            Ok(events) => {
+                self.held.extend_from_slice(&events);
+                self.release(true).await;
+                self.is_over = true;
+            }
+            Err(message) => {
+                self.recorder.unreadable(message.clone());
+                let error = ApiError::new(502, ErrorType::Upstream, "upstream_unreadable", message);
+                self.fail(CallStatus::ParseError, error).await;
+            }
+        }
+    }
+
+    /// What of the events waits for the call to be durable: all of it.
+    fn destreamed(&mut self, body: &Bytes) -> Result<Bytes, String> {
+        let Some(writer) = &mut self.face.writer else {
+            let cut = chat::cut(body, &self.recorder.prepared.cut).map_err(|error| error.to_string())?;
+            let own = json::apply(body, &cut.edits);
+            let events = destream::events(&own, self.recorder.request.asks_usage);
+            return Ok(destream::to_stream(&events.map_err(|error| error.to_string())?));
+        };
+        let mut pieces = Vec::new();
+        for event in destream::events(body, true).map_err(|error| error.to_string())? {
+            writer.chunk(&event, &mut pieces).map_err(|error| error.to_string())?;
+        }
+        let mut events = BytesMut::new();
+        for piece in pieces {
+            if let Piece::Bytes(bytes) = piece {
+                events.extend_from_slice(&bytes);
+            }
+        }
+        Ok(events.freeze())
+    }
+
+    /// What ends the reply of a client of another protocol, after the call is durable.
+    pub(super) fn finish(&mut self) {
+        if std::mem::replace(&mut self.is_ended, true) {
+            return;
+        }
+        for bytes in self.face.end() {
+            self.ready.extend_from_slice(&bytes);
+        }
+        self.face.keep(&self.inner.responses);
+    }
+}

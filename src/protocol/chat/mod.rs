@@ -12,3 +12,6 @@ pub use cut::{Cut, CutError, CutReply, Unasked, cut};
 pub use reply::{Choice, Fed, IdsFrom, Reply, ReplyError, ReplyUsage, StopMatch, VersionSpan};
 pub use request::{Request, RequestError, set_members};
 pub use tools::ToolCall;
+
+pub(crate) use reply::error_message;
+pub(crate) use view::{label, pairs, raw_text};

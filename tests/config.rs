@@ -73,6 +73,9 @@ fn files_as_people_publish_them_are_accepted_and_a_run_names_what_it_refuses() {
 #[test]
 fn an_upstream_without_token_ids_is_refused_by_the_trainer_naming_the_key() {
     let text = r#"{"proxy": {"upstream_base_url": "https://api.example.com/v1", "upstream_kind": "openai"}}"#;
+    let messages = load(FileKind::Proxy, &text.replace("openai", "anthropic"), &[]).expect("accepted");
+    let refusal = messages.refuse_unsupported(Use::Train).expect_err("refused").to_string();
+    assert!(refusal.contains("token ids"), "{refusal}");
     let config = load(FileKind::Proxy, text, &[]).expect("accepted");
     let refusal = config.refuse_unsupported(Use::Train).expect_err("refused").to_string();
     assert!(refusal.contains("proxy.upstream_kind = \"openai\""), "{refusal}");
@@ -135,6 +138,13 @@ fn impossible_values_are_refused_together() {
     assert!(text.contains("client_token_env"), "{text}");
     let text = message(FileKind::Proxy, r#"{"proxy": {"upstream_base_url": "localhost:8000"}}"#);
     assert!(text.contains("neither embedded nor an http(s) URL"), "{text}");
+    let text = message(
+        FileKind::Proxy,
+        r#"{"proxy": {"upstream_base_url": "http://h:8000", "upstream_ca_file": "ca.pem", "routing_top_k": 0}}"#,
+    );
+    for part in ["proxy.upstream_ca_file", "not an https URL", "proxy.routing_top_k"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
 }
 
 #[test]

@@ -94,7 +94,9 @@ fn plan(
     let schema = builder.parquet_schema();
     let leaves = schema.columns().iter().enumerate().filter(|(_, column)| {
         let name = column.path().parts().first().map_or("", String::as_str);
-        !(query.without_bodies && columns::BODIES.contains(&name))
+        let is_body = query.without_bodies && columns::BODIES.contains(&name);
+        let is_routing = query.without_routing && name == columns::ROUTING;
+        !is_body && !is_routing
     });
     let mask = ProjectionMask::leaves(schema, leaves.map(|(leaf, _)| leaf));
     let predicates = wanted.into_iter().map(|(name, value)| {

@@ -146,3 +146,64 @@ impl<'a> Cursor<'a> {
         Ok(bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{LayerAxis, RoutingDtype};
+
+    fn call() -> Call {
+        let json = serde_json::json!({
+            "schema_version": 1, "call_id": uuid::Uuid::now_v7(), "choice_index": 0, "session_id": "s",
+            "attempt": 1, "kind": "policy", "http_status": 200, "client_api": "openai_chat",
+            "client_stream": false, "upstream_kind": "vllm", "upstream_api": "openai_chat",
+            "model_requested": "m", "received_at": 0, "duration_us": 1, "prompt_ids_source": "absent",
+            "completion_ids_source": "absent", "logprob_semantics": "unknown", "sampling_requested": {},
+            "sampling_sent": {}, "weight_source": "unknown", "status": "ok", "trainable": false,
+            "not_trainable_reasons": []
+        });
+        serde_json::from_value(json).expect("a call")
+    }
+
+    fn routed() -> Call {
+        let shape = RoutingShape {
+            start: 0,
+            rows: 3,
+            layers: 1,
+            layer_axis: LayerAxis::Unknown,
+            top_k: 2,
+            dtype: RoutingDtype::U16,
+        };
+        let routing = Routing::pack(shape, &[0, 1, 256, 3, 4, 65_535]).expect("two ids a row");
+        Call { routing: Some(routing), ..call() }
+    }
+
+    #[test]
+    fn journals_from_before_there_was_routing_are_read_and_newer_ones_refused() {
+        let mut payload = encode(vec![call()]).expect("small");
+        for (encoding, is_read) in [(0, false), (1, true), (2, true), (3, false)] {
+            payload[0] = encoding;
+            assert_eq!(decode(&payload).is_ok(), is_read, "{encoding}");
+        }
+    }
+
+    #[test]
+    fn routing_comes_back_whole_or_not_at_all() {
+        let (first, second) = (routed(), call());
+        let wanted = [first.routing.clone(), None];
+        let payload = encode(vec![first, second]).expect("small");
+        let read = decode(&payload).expect("whole");
+        assert_eq!(read.into_iter().map(|call| call.routing).collect::<Vec<_>>(), wanted);
+        for cut in 0..payload.len() {
+            assert!(decode(&payload[..cut]).is_err(), "{cut}");
+        }
+        let text = String::from_utf8_lossy(&payload).into_owned();
+        assert!(text.contains("\"rows\":3"));
+        for (from, to) in [("\"rows\":3", "\"rows\":4"), ("\"rows\":3", "\"rows\":2")] {
+            let at = payload.windows(from.len()).position(|part| part == from.as_bytes()).expect("there");
+            let mut bad = payload.clone();
+            bad[at..at + to.len()].copy_from_slice(to.as_bytes());
+            assert!(decode(&bad).is_err(), "{to}");
+        }
+    }
+}

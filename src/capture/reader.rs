@@ -27,6 +27,8 @@ pub struct Query {
     pub call_id: Option<CallId>,
     /// Leave `client_request`, `upstream_request` and `response` null: what training needs is far smaller.
     pub without_bodies: bool,
+    /// Leave expert routing out.
+    pub without_routing: bool,
 }
 
 impl Query {
@@ -132,6 +134,9 @@ impl Reader {
                         call.client_request = None;
                         call.upstream_request = None;
                         call.response = None;
+                    }
+                    if self.query.without_routing {
+                        call.routing = None;
                     }
                     return Some(Ok(call));
                 }

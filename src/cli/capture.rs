@@ -109,7 +109,8 @@ impl Totals {
 
 fn list_sessions(out: &mut dyn Write, dir: &std::path::Path, json: bool) -> anyhow::Result<()> {
     let mut sessions: BTreeMap<SessionId, Totals> = BTreeMap::new();
-    let mut reader = Reader::open(dir, Query { without_bodies: true, ..Query::default() })?;
+    let mut reader =
+        Reader::open(dir, Query { without_bodies: true, without_routing: true, ..Query::default() })?;
     for call in reader.by_ref() {
         let call = call?;
         sessions.entry(call.session_id.clone()).or_default().add(&call);
@@ -163,7 +164,7 @@ fn list_calls(
     json: bool,
 ) -> anyhow::Result<()> {
     let name = session.to_string();
-    let calls = load(dir, Query { without_bodies: true, ..Query::session(session) })?;
+    let calls = load(dir, Query { without_bodies: true, without_routing: true, ..Query::session(session) })?;
     anyhow::ensure!(!calls.is_empty(), "no session {name} in {}", dir.display());
     if !json {
         writeln!(

@@ -277,3 +277,48 @@ fn ids_written_as_text_are_exact_and_say_where_they_came_from() {
     choice.ids_from = IdsFrom::TokenStrings;
     assert_eq!(completion_ids_source(&choice), IdsSource::TokenIdStrings);
 }
+
+/// What a probe's reply shows decides how a stream is asked for; the body that comes becomes the client's stream.
+#[test]
+fn law_5_a_body_asked_for_in_a_streams_place_leaves_no_trace_of_lego() {
+    use crate::protocol::chat::{cut, destream};
+    use crate::protocol::json;
+    for (kind, name) in
+        [(UpstreamKind::Vllm, "vllm_chat_routed.json"), (UpstreamKind::Sglang, "sglang_chat.json")]
+    {
+        let path = format!("{}/tests/fixtures/wire/{name}", env!("CARGO_MANIFEST_DIR"));
+        let reply = std::fs::read(path).expect("fixture");
+        let capabilities = Capabilities::from_reply(kind, 200, &reply).expect("a chat reply");
+        let approach = Approach { capabilities, routing: true, relay: Relay::Auto };
+        for (asked, traces) in [
+            (r#"{"model":"m","messages":[],"stream":true}"#, vec![]),
+            (r#"{"model":"m","messages":[],"stream":true,"logprobs":true}"#, vec!["logprob\""]),
+            (
+                r#"{"model":"m","messages":[],"stream":true,"return_token_ids":true,"stream_options":{"include_usage":true}}"#,
+                vec!["token_ids", "usage"],
+            ),
+        ] {
+            let request = request(asked);
+            let plan = SamplingPlan::PassThrough;
+            let sent = prepare(approach, WANTED, plan, &request, Some("policy")).expect("object");
+            assert!(!sent.upstream_is_stream);
+            assert_eq!(body(&sent)["stream"], false);
+            let edits = cut(&reply, &sent.cut).expect("body").edits;
+            let left = json::apply(&reply, &edits);
+            let events = destream::events(&left, request.asks_usage).expect("a chat reply");
+            let text = String::from_utf8(destream::to_stream(&events).to_vec()).expect("text");
+            for name in ["token_ids", "logprob\"", "usage"] {
+                assert_eq!(text.contains(name), traces.contains(&name), "{name} {asked}: {text}");
+            }
+            for name in ["routed_experts", "meta_info", "sglext", "weight_version", "metadata", "toy-moe"] {
+                assert!(!text.contains(name), "{name} {asked}: {text}");
+            }
+            let mut client = Reply::default();
+            for event in &events {
+                client.feed(event).expect("readable");
+            }
+            assert_eq!(client.model.as_deref(), Some("m"));
+            assert!(client.choices[&0].text.ends_with("Hello! 🎉") && client.is_finished(1));
+        }
+    }
+}

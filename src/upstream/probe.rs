@@ -6,12 +6,15 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method};
 use tokio::sync::{Mutex, OnceCell};
+use tokio::time::Instant;
 
 use super::capabilities::{Capabilities, PROBES, probe_body};
 use super::transport::{Upstream, UpstreamReply};
 
 /// Longest wait for all probes of one round: a call that needs them goes on with what is assumed.
 const PROBE_LIMIT: Duration = Duration::from_secs(30);
+/// After a round that ended by that limit, calls do not wait for another one this long: the upstream is busy.
+const PAUSE: Duration = Duration::from_secs(300);
 /// Longest reply to a probe.
 const MAX_REPLY_BYTES: usize = 16 << 20;
 /// Most bytes taken from the connection at a time.
@@ -30,18 +33,28 @@ pub struct ProbeExchange {
 }
 
 /// What was found out, and who is at it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ProbeState {
     found: OnceCell<Capabilities>,
-    running: Mutex<()>,
+    /// Held while a round runs; no round before this time.
+    running: Mutex<Option<Instant>>,
     /// Rounds that ended, whatever came of them.
     rounds: AtomicU64,
+    limit: Duration,
+}
+
+impl Default for ProbeState {
+    fn default() -> Self {
+        let (found, running, rounds) = (OnceCell::new(), Mutex::new(None), AtomicU64::new(0));
+        Self { found, running, rounds, limit: PROBE_LIMIT }
+    }
 }
 
 impl Upstream {
     /// What this upstream can give. The first call that asks runs the probe, with `model` as the model's name, and
     /// gets the exchanges to record; calls that ask meanwhile wait for it. A probe that says nothing (the upstream
-    /// is down, or refuses it) is run again by the next call; until then the answer is what is assumed of the kind.
+    /// is down, or refuses it) is run again by the next call, or some minutes later if it was not answered in time; until
+    /// then the answer is what is assumed of the kind.
     pub async fn capabilities(&self, model: &str) -> (Capabilities, Vec<ProbeExchange>) {
         let state = self.probe_state();
         if let Some(found) = state.found.get() {
@@ -52,13 +65,20 @@ impl Upstream {
             return (assumed, Vec::new());
         }
         let before = state.rounds.load(Ordering::Acquire);
-        let _running = state.running.lock().await;
-        if state.rounds.load(Ordering::Acquire) != before || state.found.initialized() {
+        let mut not_before = state.running.lock().await;
+        let is_paused = not_before.is_some_and(|time| Instant::now() < time);
+        if is_paused || state.rounds.load(Ordering::Acquire) != before || state.found.initialized() {
             return (state.found.get().copied().unwrap_or(assumed), Vec::new());
         }
         let mut exchanges = Vec::new();
         let round = self.probe(model, &mut exchanges);
-        let found = tokio::time::timeout(PROBE_LIMIT, round).await.ok().flatten();
+        let found = match tokio::time::timeout(state.limit, round).await {
+            Ok(found) => found,
+            Err(_) => {
+                *not_before = Instant::now().checked_add(PAUSE);
+                None
+            }
+        };
         state.rounds.fetch_add(1, Ordering::Release);
         match found {
             Some(found) => {
@@ -219,6 +239,19 @@ mod tests {
         let (found, exchanges) = upstream(&url, UpstreamKind::Sglang).capabilities("toy").await;
         assert_eq!((found.ids, found.routing), (IdsChannel::TokenIds, false));
         assert_eq!(exchanges.iter().map(|e| e.status).collect::<Vec<_>>(), [Some(400), Some(200)]);
+    }
+
+    #[tokio::test]
+    async fn calls_do_not_wait_again_for_a_probe_that_was_not_answered_in_time() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+        let url = format!("http://{}", listener.local_addr().expect("bound"));
+        let mut upstream = upstream(&url, UpstreamKind::Vllm);
+        upstream.probe_state_mut().limit = Duration::from_millis(1);
+        let (found, exchanges) = upstream.capabilities("toy").await;
+        assert!(!found.is_probed);
+        assert_eq!(exchanges[0].error.as_deref(), Some("it was not answered in time"));
+        let (found, exchanges) = upstream.capabilities("toy").await;
+        assert_eq!((found.is_probed, exchanges.len()), (false, 0));
     }
 
     #[tokio::test]

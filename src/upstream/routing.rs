@@ -133,7 +133,7 @@ fn raw_int32(bytes: &[u8], start: u32, rows: u32, hint: RoutingHint) -> Result<R
     let wrong_length = RoutingError::RawLength { bytes: bytes.len(), rows };
     let row_bytes = 4 * u64::from(rows);
     let total = bytes.len() as u64;
-    if row_bytes == 0 || total == 0 || total % row_bytes != 0 {
+    if row_bytes == 0 || total == 0 || !total.is_multiple_of(row_bytes) {
         return Err(wrong_length);
     }
     let ids_per_row = total / row_bytes;

@@ -10,7 +10,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::protocol::chat::{Choice, Fed, Reply, ReplyError, ReplyUsage, StopMatch, VersionSpan};
+use crate::protocol::chat::{
+    Choice, Fed, Reply, ReplyError, ReplyUsage, StopMatch, VersionSpan, error_message, label, pairs, raw_text,
+};
 use crate::protocol::json;
 
 /// Why a reply of `/generate` cannot be used.
@@ -141,9 +143,7 @@ impl GenerateReply {
             known.weight_versions = Some(spans.into_iter().filter_map(span).collect());
         }
         known.weight_version = meta.weight_version.and_then(label).or(known.weight_version.take());
-        let routed = meta
-            .routed_experts
-            .map(|raw| serde_json::from_str::<String>(raw.get()).unwrap_or_else(|_| raw.get().to_owned()));
+        let routed = meta.routed_experts.map(raw_text);
         known.routed_experts = routed.or(known.routed_experts.take());
         let is_over = meta.finish_reason.is_some();
         if let Some(reason) = meta.finish_reason {
@@ -168,7 +168,7 @@ impl GenerateReply {
     /// Usage as the chat endpoint counts it: the prompt once, the outputs' tokens together.
     fn usage(&self, cached_tokens: Option<u64>, reasoning_tokens: Option<u64>) -> Option<ReplyUsage> {
         let prompt_tokens = *self.prompts.values().next()?;
-        let completion_tokens = self.totals.values().sum();
+        let completion_tokens = self.totals.values().fold(0, |sum: u64, total| sum.saturating_add(*total));
         Some(ReplyUsage { prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens })
     }
 }
@@ -244,33 +244,6 @@ fn stop_match(matched: Matched) -> Option<StopMatch> {
         Matched::Text(text) => Some(StopMatch::Text(text)),
         Matched::Other(_) => None,
     }
-}
-
-/// A label of weights: text or a number.
-fn label(version: Value) -> Option<String> {
-    match version {
-        Value::String(text) => Some(text),
-        Value::Number(number) => Some(number.to_string()),
-        _ => None,
-    }
-}
-
-fn error_message(error: &RawValue) -> String {
-    let message = serde_json::from_str::<Value>(error.get()).ok();
-    let text = message.as_ref().and_then(|error| error["message"].as_str().or(error.as_str()));
-    text.map_or_else(|| error.get().to_owned(), str::to_owned)
-}
-
-/// Id and log-prob of each `[log-prob or null, id, text or null]`.
-fn pairs(list: &[Vec<&RawValue>]) -> Vec<(Option<u32>, Option<f32>)> {
-    let value = |raw: &&RawValue| {
-        let value: f32 = raw.get().parse().ok()?;
-        (value.is_finite() && value <= 0.0).then_some(value)
-    };
-    let pair = |item: &Vec<&RawValue>| {
-        (item.get(1).and_then(|id| id.get().parse().ok()), item.first().and_then(value))
-    };
-    list.iter().map(pair).collect()
 }
 
 enum View<'a> {

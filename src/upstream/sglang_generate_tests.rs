@@ -2,6 +2,7 @@ use super::*;
 use crate::protocol::sse;
 use crate::record::{RoutingDtype, UpstreamKind};
 use crate::upstream::routing::{self, RoutingHint};
+use proptest::prelude::*;
 
 fn fixture(name: &str) -> Vec<u8> {
     let path = format!("{}/tests/fixtures/wire/{name}", env!("CARGO_MANIFEST_DIR"));
@@ -39,7 +40,7 @@ fn body_and_both_streams_of_the_same_answer_read_the_same() {
     let choice = &body.choices[&0];
     assert_eq!(choice.text, "Hello! 🎉");
     assert_eq!(choice.token_ids, Some(vec![9707, 0, 220, 144_848, 144_849, 151_645]));
-    assert_eq!(choice.logprobs.as_ref().expect("log-probs")[1], Some(-1.558_500_1));
+    assert_eq!(choice.logprobs.as_ref().expect("log-probs")[1], Some(-1.5585));
     assert_eq!(choice.finish_reason.as_deref(), Some("stop"));
     assert_eq!(choice.stop_match, Some(StopMatch::Token(151_645)));
     assert_eq!(choice.weight_version.as_deref(), Some("step-42"));
@@ -163,4 +164,30 @@ fn a07_an_error_in_the_stream_is_the_replys_error() {
     assert!(reply.feed(error.as_bytes()).expect("readable").has_error);
     assert_eq!(reply.reply().error.as_deref(), Some("out of memory"));
     assert!(!reply.reply().is_finished(1));
+}
+
+proptest! {
+    #[test]
+    fn whatever_a_server_tells_nothing_panics(
+        events in prop::collection::vec(
+            (0_u16..3, "a{0,3}", prop::option::of(prop::collection::vec(0_u32..3, 0..4)), any::<Option<u64>>(), 0_u64..6),
+            0..6,
+        ),
+        bytes in prop::collection::vec(any::<u8>(), 0..64),
+    ) {
+        let mut reply = GenerateReply::default();
+        for (index, text, ids, huge, small) in events {
+            let total = huge.filter(|_| small == 0).unwrap_or(small);
+            let event = serde_json::json!({
+                "index": index, "text": text, "output_ids": ids,
+                "meta_info": {"completion_tokens": total, "prompt_tokens": huge},
+            });
+            let _ = reply.feed(event.to_string().as_bytes());
+            for choice in reply.reply().choices.values() {
+                let lengths = (choice.token_ids.as_ref().map(Vec::len), choice.logprobs.as_ref().map(Vec::len));
+                prop_assert!(lengths.1.is_none() || lengths.0 == lengths.1);
+            }
+        }
+        let _ = reply.feed(&bytes);
+    }
 }

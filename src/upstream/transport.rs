@@ -240,6 +240,11 @@ impl Upstream {
         self.kind
     }
 
+    #[cfg(test)]
+    pub(super) const fn probe_state_mut(&mut self) -> &mut ProbeState {
+        &mut self.probe
+    }
+
     pub(super) const fn probe_state(&self) -> &ProbeState {
         &self.probe
     }

@@ -82,6 +82,8 @@ async fn routing_of_many_megabytes_a_call_is_stored_and_read_call_by_call() {
         let routing = calls[0].routing.as_ref().expect("routing");
         assert_eq!((calls.len(), routing.shape().rows, routing.data().len()), (1, rows, 16 << 20));
         assert!(routing.ids().eq(0..4 * rows));
+        let lean = read(dir.path(), Query { without_routing: true, ..Query::default() });
+        assert!(lean.len() == 3 && lean.iter().all(|call| call.routing.is_none() && call.response.is_some()));
     };
     check();
     writer.close().await;

@@ -13,3 +13,5 @@ pub use reply::{Choice, Fed, IdsFrom, Reply, ReplyError, ReplyUsage, StopMatch, 
 pub use request::{Request, RequestError};
 pub use tools::ToolCall;
 pub(in crate::protocol) use tools::{Fragment, add as add_fragment};
+pub(crate) use reply::error_message;
+pub(crate) use view::{label, pairs, raw_text};

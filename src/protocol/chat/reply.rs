@@ -298,7 +298,8 @@ impl Choice {
     }
 }
 
-fn error_message(error: &RawValue) -> String {
+/// The message of an `error` member, whatever its form.
+pub(crate) fn error_message(error: &RawValue) -> String {
     match serde_json::from_str::<Value>(error.get()) {
         Ok(Value::String(text)) => text,
         Ok(value) => match value["message"].as_str() {

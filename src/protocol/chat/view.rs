@@ -172,7 +172,7 @@ pub(super) fn lenient<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Opti
 }
 
 /// A label of weights: engines give text or a number.
-pub(super) fn label(version: Value) -> Option<String> {
+pub(crate) fn label(version: Value) -> Option<String> {
     match version {
         Value::String(text) => Some(text),
         Value::Number(number) => Some(number.to_string()),
@@ -185,7 +185,7 @@ pub(super) fn spans(views: Vec<VersionView>) -> Vec<VersionSpan> {
 }
 
 /// A string's text; the JSON of anything else.
-pub(super) fn raw_text(raw: &RawValue) -> String {
+pub(crate) fn raw_text(raw: &RawValue) -> String {
     serde_json::from_str(raw.get()).unwrap_or_else(|_| raw.get().to_owned())
 }
 
@@ -198,7 +198,7 @@ pub(super) fn stop_match(raw: &RawValue) -> Option<StopMatch> {
 }
 
 /// Id and log-prob of each sampled token; `None` for an id that is none.
-pub(super) fn pairs(list: &[Vec<&RawValue>]) -> Vec<(Option<u32>, Option<f32>)> {
+pub(crate) fn pairs(list: &[Vec<&RawValue>]) -> Vec<(Option<u32>, Option<f32>)> {
     let pair = |item: &Vec<&RawValue>| {
         let id = item.get(1).and_then(|id| id.get().parse().ok());
         (id, item.first().and_then(|value| logprob(value)))

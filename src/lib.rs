@@ -9,7 +9,7 @@
 //! | level | room | what it is for |
 //! |---|---|---|
 //! | 0 | [`config`] | the three config files as types: defaults, validation, where each value came from |
-//! | 0 | [`protocol`] | wire formats as pure data and functions: SSE, chat, error bodies |
+//! | 0 | [`protocol`] | wire formats as pure data and functions: SSE, chat, completions, Responses, Messages, error bodies |
 //! | 0 | [`kernels`] | CPU math with a fixed reduction order, chosen by CPU at run time |
 //! | 1 | [`record`] | what is stored and passed on: calls, samples, outcomes, ids. No I/O |
 //! | 1 | [`loss`] | losses, KL, advantages, alignment statistics: pure functions of numbers |

@@ -27,8 +27,17 @@ const REPEATABLE: [&str; 10] = [
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
+/// A small run; with `LEGO_TEST_FULL` set, the repository's own configuration for a few steps:
+/// `LEGO_TEST_FULL=1 cargo test --release --test train_loop -- the_same_seed a_killed_run`.
 fn config(dir: &Path, extra: &str) -> PathBuf {
     let path = dir.join("train.toml");
+    if is_full() {
+        let text = fs::read_to_string(format!("{ROOT}/train.toml")).expect("train.toml");
+        let text = text.replace("max_steps = 100", "max_steps = 6\ncheckpoint_interval = 1");
+        let text = text.replace("eval_tasks = 200", "eval_tasks = 20").replace("seed = 1", extra);
+        fs::write(&path, text).expect("config");
+        return path;
+    }
     let text = format!(
         "[training]\nmax_steps = 3\nlearning_rate = 3e-4\ngroup_size = 4\nbatch_size = 8\n\
          rollout_batch_size = 8\nmax_turns = 3\nmax_new_tokens = 96\nkl_coef = 0.01\neval_tasks = 2\n\
@@ -38,6 +47,10 @@ fn config(dir: &Path, extra: &str) -> PathBuf {
     );
     fs::write(&path, text).expect("config");
     path
+}
+
+fn is_full() -> bool {
+    std::env::var_os("LEGO_TEST_FULL").is_some()
 }
 
 fn lego(arguments: &[&str]) -> Command {
@@ -107,7 +120,7 @@ fn the_same_seed_gives_the_same_run_to_the_bit() {
 
     let report = report(&first);
     assert_eq!(report["max_logprob_diff"], 0.0, "captured and recomputed log-probs differ");
-    assert_eq!(report["steps"], 3);
+    assert_eq!(report["steps"], if is_full() { 6 } else { 3 });
     for key in [
         "heldout_solve_rate_before",
         "heldout_solve_rate_after",
@@ -143,8 +156,12 @@ fn a_killed_run_goes_on_as_if_nothing_had_happened() {
     finished(&mut train(&config, &whole, &[]));
 
     let killed = temp.path().join("killed");
-    // Killed during the first evaluation, during the first steps, and once more after that.
-    for (round, calls_before_kill) in [4, 14, 20].into_iter().enumerate() {
+    // At ten moments, drawn once: in the first evaluation, within steps, between them, during a resume.
+    let mut random = 0x9E37_79B9_u64;
+    for round in 0..10 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let most = if is_full() { 400 } else { 40 };
+        let calls_before_kill = usize::try_from(random >> 33).expect("small") % most;
         let more: &[&str] = if round == 0 { &[] } else { &["--resume"] };
         let before = if round == 0 { 0 } else { calls(&killed).len() };
         let mut command = train(&config, &killed, more);

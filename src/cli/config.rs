@@ -76,7 +76,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             for note in config.notes(Use::Train).into_iter().filter(|note| note.was_set) {
                 println!("note: {note}");
             }
-            for error in [config.upstream_api_key().err(), config.client_token().err()].into_iter().flatten()
+            for error in
+                [config.upstream_api_key().err(), config.client_token().err(), config.admin_token().err()]
+                    .into_iter()
+                    .flatten()
             {
                 println!("note: {error}");
             }

@@ -91,9 +91,22 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
         listener.local_addr()?,
         settings.capture_dir.display()
     );
+    let admin = match (settings.admin_listen_port, config.admin_token()?) {
+        (Some(port), Some(token)) => {
+            let listener = proxy::listen(host, port, true).await?;
+            eprintln!("lego proxy: admin at http://{}/admin", listener.local_addr()?);
+            Some((listener, token))
+        }
+        _ => None,
+    };
+    let administering = async {
+        if let Some((listener, token)) = admin {
+            proxy.serve_admin(listener, token.expose()).await;
+        }
+    };
     let stop = super::stop_on_signal();
     let serving = proxy.serve(listener);
-    tokio::join!(serving, async {
+    tokio::join!(serving, administering, async {
         stop.cancelled().await;
         proxy.shutdown().await;
     });

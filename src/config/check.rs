@@ -65,6 +65,12 @@ impl Problems<'_> {
             "others can reach this address, and no token is asked of them",
             "Set proxy.client_token_env to the name of a variable with a token, or listen on 127.0.0.1.",
         );
+        self.require(
+            proxy.admin_listen_port.is_none() || proxy.admin_token_env.is_some(),
+            "proxy.admin_listen_port",
+            "the admin listener needs a token",
+            "Set proxy.admin_token_env to the name of a variable with one.",
+        );
         self.positive("proxy.stream_buffer_size", proxy.stream_buffer_size as u64);
         self.positive("proxy.max_body_bytes", proxy.max_body_bytes as u64);
         self.positive("proxy.max_in_flight", proxy.max_in_flight as u64);
@@ -88,6 +94,7 @@ impl Problems<'_> {
         for (key, name) in [
             ("proxy.upstream_api_key_env", &proxy.upstream_api_key_env),
             ("proxy.client_token_env", &proxy.client_token_env),
+            ("proxy.admin_token_env", &proxy.admin_token_env),
         ] {
             if let Some(name) = name
                 && !is_variable_name(name)

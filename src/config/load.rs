@@ -310,6 +310,14 @@ impl Config {
         self.secret("proxy.client_token_env", self.proxy.client_token_env.as_deref())
     }
 
+    /// The admin listener's token, from the variable that `proxy.admin_token_env` names.
+    ///
+    /// # Errors
+    /// [`ConfigError::MissingVariable`] when that variable is not set.
+    pub fn admin_token(&self) -> Result<Option<Secret>, ConfigError> {
+        self.secret("proxy.admin_token_env", self.proxy.admin_token_env.as_deref())
+    }
+
     fn secret(&self, key: &str, variable: Option<&str>) -> Result<Option<Secret>, ConfigError> {
         let Some(variable) = variable else {
             return Ok(None);

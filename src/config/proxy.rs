@@ -77,6 +77,11 @@ pub struct Proxy {
     pub shutdown_grace_ms: u64,
     /// Name of the environment variable with the token that clients must send as their API key.
     pub client_token_env: Option<String>,
+    /// Port of the admin listener, on the same host: `/admin/pause`, `/admin/resume`, `/admin/policy-version`,
+    /// `/admin/state`. Absent: there is none.
+    pub admin_listen_port: Option<u16>,
+    /// Name of the environment variable with the token that the admin listener asks for.
+    pub admin_token_env: Option<String>,
     /// Stand-alone only: model names that harnesses ask for, and the upstream's name for each. Names that
     /// are not listed pass through.
     pub model_map: BTreeMap<String, String>,
@@ -118,6 +123,8 @@ impl Default for Proxy {
             idle_timeout_secs: 300,
             shutdown_grace_ms: 3000,
             client_token_env: None,
+            admin_listen_port: None,
+            admin_token_env: None,
             model_map: BTreeMap::new(),
             pinned_sampling: None,
         }

@@ -113,16 +113,10 @@ impl Notes<'_> {
     fn proxy(&mut self) {
         let proxy = &self.config.proxy;
         self.refuse_if(
-            !matches!(proxy.relay, Relay::Auto | Relay::Live),
+            proxy.relay == Relay::TokenIn,
             "proxy.relay",
-            "only the live relay exists",
-            "Set it to auto or live.",
-        );
-        self.refuse_if(
-            matches!(proxy.upstream_kind, UpstreamKind::Sglang | UpstreamKind::Anthropic),
-            "proxy.upstream_kind",
-            "the proxy has no relay for this server yet",
-            "Use a vLLM server, an OpenAI-compatible one, or embedded.",
+            "the token-in relay does not exist yet",
+            "Set it to auto, live or destreamed.",
         );
     }
 

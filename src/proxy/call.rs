@@ -114,6 +114,9 @@ async fn serve(
     let tokens = (session.token(), inner.running.token());
     let index = session.admit(&incoming.request, inner.options.history_rewrite_tolerance)?;
     let plan = session.plan(index);
+    if identify::is_last(inner, &shared.door, &headers) {
+        inner.sessions.end(&session.spec.session_id);
+    }
     let waiting = Arc::clone(&inner.slots).acquire_owned();
     let slot = match tokio::time::timeout(inner.options.admission_wait, waiting).await {
         Ok(slot) => slot.map_err(|_| closing())?,
@@ -216,7 +219,12 @@ impl Call {
             return assumed;
         }
         let model = inner.options.upstream_model(&self.request.model).unwrap_or(&self.request.model);
-        let (capabilities, probes) = inner.upstream.capabilities(model).await;
+        let asked = tokio::select! {
+            biased;
+            () = self.abort.cancelled() => return assumed,
+            asked = inner.upstream.capabilities(model) => asked,
+        };
+        let (capabilities, probes) = asked;
         if !probes.is_empty() {
             probe::record(inner, &self.session, model, probes).await;
         }
@@ -234,7 +242,7 @@ impl Call {
         let is_chat = face.upstream_api == ClientApi::OpenaiChat;
         let approach = Approach {
             capabilities,
-            routing: inner.options.wants_routing && is_chat,
+            routing: inner.upstream.routing_hint().is_some() && is_chat,
             relay: if is_chat { inner.options.relay } else { RelayChoice::Live },
         };
         let wanted = inner.options.wanted;
@@ -274,6 +282,8 @@ impl Call {
         recorder.attempt = attempt.number;
         recorder.retry_of = attempt.first;
         recorder.conversation_id = self.conversation_id.clone();
+        (recorder.client_name, recorder.client_version) = identify::client_name(&self.headers);
+        recorder.kind = identify::kind(recorder.kind, &self.headers, &self.request);
         if attempt.is_plain {
             recorder.more_reasons.push("capture_refused_by_upstream".to_owned());
         }
@@ -290,6 +300,7 @@ impl Call {
                 ClientApi::AnthropicMessages => "/messages",
                 _ => "/chat/completions",
             };
+            inner.gate.passed().await;
             inner.upstream.send(Method::POST, route, query.as_deref(), &headers, body).await
         })
     }

@@ -3,15 +3,18 @@
 
 use std::sync::Arc;
 
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::response::Response;
 use http::HeaderMap;
 use sha2::{Digest, Sha256};
 
-use super::Inner;
 use super::options::Mode;
 use super::session::{Session, SessionSpec};
+use super::{Inner, Shared, reply};
 use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
-use crate::record::SessionId;
+use crate::record::{CallKind, ClientApi, SessionId};
 
 /// Where a request came in.
 #[derive(Clone)]
@@ -54,12 +57,53 @@ pub(super) fn has_session_key(inner: &Inner, headers: &HeaderMap) -> bool {
     })
 }
 
-/// The harness's own id for the conversation.
-pub(super) fn conversation_id(headers: &HeaderMap) -> Option<String> {
-    CONVERSATION_HEADERS.iter().find_map(|name| {
+/// Headers by which a sub-agent tells itself apart within its harness's conversation.
+const AGENT_HEADERS: [&str; 2] = ["x-claude-code-agent-id", "x-openai-subagent"];
+
+/// Harnesses that send tools with every call of an agent: their calls without any are side calls (titles, topics,
+/// summaries).
+const TOOL_USERS: [&str; 3] = ["claude-cli", "opencode", "codex"];
+
+fn short<'a>(headers: &'a HeaderMap, names: &[&str]) -> Option<&'a str> {
+    names.iter().find_map(|name| {
         let value = headers.get(*name)?.to_str().ok()?;
-        (!value.is_empty() && value.len() <= 256).then(|| value.to_owned())
+        (!value.is_empty() && value.len() <= 256).then_some(value)
     })
+}
+
+/// The harness's own id for the conversation; a sub-agent's has its own id behind a slash.
+pub(super) fn conversation_id(headers: &HeaderMap) -> Option<String> {
+    let conversation = short(headers, &CONVERSATION_HEADERS);
+    match (conversation, short(headers, &AGENT_HEADERS)) {
+        (Some(conversation), Some(agent)) => Some(format!("{conversation}/{agent}")),
+        (one, other) => one.or(other).map(str::to_owned),
+    }
+}
+
+/// What a client calls itself: name and version of its `User-Agent`.
+pub(super) fn client_name(headers: &HeaderMap) -> (Option<String>, Option<String>) {
+    let Some(product) = short(headers, &["user-agent"]).and_then(|agent| agent.split_whitespace().next())
+    else {
+        return (None, None);
+    };
+    match product.rsplit_once('/') {
+        Some((name, version)) => (Some(name.to_owned()), Some(version.to_owned())),
+        None => (Some(product.to_owned()), None),
+    }
+}
+
+/// What a call of a session is made for: a harness's side calls are not the policy's.
+pub(super) fn kind(kind: CallKind, headers: &HeaderMap, request: &Request) -> CallKind {
+    if !matches!(kind, CallKind::Policy | CallKind::Unknown) {
+        return kind;
+    }
+    let most = request.get("max_completion_tokens").or_else(|| request.get("max_tokens"));
+    let is_quota_probe = most.is_some_and(|most| most == 1);
+    let agent = short(headers, &["user-agent"]).unwrap_or_default();
+    let uses_tools = TOOL_USERS.iter().any(|name| agent.contains(name));
+    let has_tools =
+        request.get("tools").is_some_and(|tools| tools.as_array().is_some_and(|tools| !tools.is_empty()));
+    if is_quota_probe || (uses_tools && !has_tools) { CallKind::Aux } else { kind }
 }
 
 /// The session of a call.
@@ -87,9 +131,31 @@ pub(super) fn session_of(
                 let spec = SessionSpec::stand_alone(id, *sampling);
                 Session::new(spec, false, inner.abort.child_token())
             };
-            Ok(inner.sessions.get_or_make(id, make))
+            inner.sessions.get_or_make(id, make)
         }
     }
+}
+
+/// `POST /sessions/{session}/end`, stand-alone: no call of this session comes any more.
+pub(super) async fn end(
+    State(shared): State<Shared>,
+    Path(name): Path<String>,
+) -> Result<Json<serde_json::Value>, Response> {
+    let refuse = |error: &ApiError| reply::error(ClientApi::OpenaiChat, error);
+    if matches!(shared.inner.options.mode, Mode::Trainer { .. }) {
+        let message = "a trainer's sessions are ended by the trainer";
+        return Err(refuse(&ApiError::new(403, ErrorType::InvalidRequest, "not_yours_to_end", message)));
+    }
+    let id = parse(&name).map_err(|error| refuse(&error))?;
+    let is_new = shared.inner.sessions.end(&id);
+    Ok(Json(serde_json::json!({"session": id.as_str(), "ended": true, "was_ended_before": !is_new})))
+}
+
+/// True if a client says with a call that it is the session's last. Only where clients choose their sessions: a
+/// program in a sandbox cannot end its trial's.
+pub(super) fn is_last(inner: &Inner, door: &Door, headers: &HeaderMap) -> bool {
+    let says = short(headers, &["x-session-done"]).is_some_and(|value| matches!(value, "1" | "true"));
+    says && matches!((door, &inner.options.mode), (Door::Public, Mode::StandAlone { .. }))
 }
 
 /// Refuses what is no call but must not be had without an open session either.

@@ -14,9 +14,11 @@
 //! - Nothing is read from the upstream ahead of what the client takes: a slow client slows its own call only.
 //! - The upstream's key is in no reply, record, error or log line.
 
+mod admin;
 mod call;
 mod count;
 mod face;
+mod gate;
 mod guard;
 mod identify;
 mod models;
@@ -111,6 +113,7 @@ struct Inner {
     upstream: Upstream,
     sessions: Sessions,
     responses: responses::Responses,
+    gate: gate::Gate,
     /// Permits for calls in flight.
     slots: Arc<tokio::sync::Semaphore>,
     /// Calls that are running or not durable yet, and listeners.
@@ -132,6 +135,7 @@ impl Proxy {
             upstream,
             sessions: Sessions::default(),
             responses: responses::Responses::default(),
+            gate: gate::Gate::default(),
             slots,
             running: tokio_util::task::TaskTracker::new(),
             closing: CancellationToken::new(),
@@ -146,6 +150,7 @@ impl Proxy {
         let routes = Router::new()
             .merge(model_routes("/v1"))
             .merge(model_routes("/sessions/{session}/v1"))
+            .route("/sessions/{session}/end", post(identify::end))
             .route("/metrics", get(models::metrics))
             // What is above needs the client token where there is one; what is below is for load balancers.
             .route_layer(middleware::from_fn_with_state(state.clone(), guard::token))

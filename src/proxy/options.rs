@@ -39,8 +39,6 @@ pub struct Retries {
 pub struct ProxyOptions {
     pub mode: Mode,
     pub wanted: Wanted,
-    /// Capture expert routing where the upstream gives it.
-    pub wants_routing: bool,
     pub relay: config::Relay,
     /// Find out by one tiny call what the upstream can give.
     pub probes_upstream: bool,
@@ -77,7 +75,6 @@ impl ProxyOptions {
         Self {
             mode,
             wanted: Wanted { token_ids: config.capture_token_ids, logprobs: config.capture_logprobs },
-            wants_routing: config.capture_expert_routing,
             relay: config.relay,
             probes_upstream: config.probe_upstream,
             history_rewrite_tolerance: config.history_rewrite_tolerance,

@@ -14,8 +14,8 @@ use super::{Inner, verdict};
 use crate::protocol::chat::{Choice, Fed, Reply, ReplyError, Request};
 use crate::protocol::messages::{Assembled, Assembler};
 use crate::record::{
-    Call, CallId, CallStatus, CapturedToolCall, ClientApi, IdsSource, SCHEMA_VERSION, SinkError, Usage,
-    WeightSource, WeightSpan,
+    Call, CallId, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, SCHEMA_VERSION, SinkError,
+    Usage, WeightSource, WeightSpan,
 };
 use crate::upstream;
 use crate::upstream::dialect::{self, Prepared};
@@ -40,13 +40,17 @@ pub(super) struct Recorder {
     pub(super) is_retried: bool,
     pub(super) http_status: u16,
     pub(super) conversation_id: Option<String>,
+    /// What the client calls itself.
+    pub(super) client_name: Option<String>,
+    pub(super) client_version: Option<String>,
+    pub(super) kind: CallKind,
     /// What is said in addition to the verdict.
     pub(super) more_reasons: Vec<String>,
     reply: Received,
     received: Instant,
     received_at: i64,
     ttft_us: Option<u64>,
-    version_at_start: Option<u64>,
+    version_at_start: Option<String>,
     /// Data of the stream's events, or the whole body.
     response: Response,
     unreadable: Option<String>,
@@ -106,12 +110,15 @@ impl Recorder {
             is_retried: false,
             http_status: 0,
             conversation_id: None,
+            client_name: None,
+            client_version: None,
+            kind: session.spec.kind,
             more_reasons: Vec::new(),
             reply: Received::new(upstream_api),
             received: Instant::now(),
             received_at: i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX),
             ttft_us: None,
-            version_at_start: session.spec.policy_version.as_ref().map(|version| version().0),
+            version_at_start: version_now(&inner, &session),
             response: Response::None,
             unreadable: None,
             committed: BTreeSet::new(),
@@ -316,9 +323,9 @@ impl Recorder {
             parent_call_id: None,
             attempt: self.attempt,
             retry_of: self.retry_of,
-            kind: spec.kind,
-            harness: spec.harness.clone(),
-            harness_version: None,
+            kind: self.kind,
+            harness: spec.harness.clone().or_else(|| self.client_name.clone()),
+            harness_version: self.client_version.clone(),
             harness_conversation_id: self.conversation_id.clone(),
             http_status: self.http_status,
             tokenizer_sha256: None,
@@ -381,11 +388,11 @@ impl Recorder {
             });
             return (Some(spans.collect()), WeightSource::ReplySpans);
         }
-        let now = self.session.spec.policy_version.as_ref().map(|version| version().0);
-        match (self.version_at_start, now, &choice.token_ids) {
-            (Some(start), Some(end), Some(ids)) if start == end => {
+        let now = version_now(&self.inner, &self.session);
+        match (&self.version_at_start, now, &choice.token_ids) {
+            (Some(start), Some(end), Some(ids)) if *start == end => {
                 let end = u32::try_from(ids.len()).unwrap_or(u32::MAX);
-                let span = WeightSpan { version: start.to_string(), start: 0, end };
+                let span = WeightSpan { version: start.clone(), start: 0, end };
                 (Some(vec![span]), WeightSource::LegoClock)
             }
             _ => (None, WeightSource::Unknown),
@@ -434,6 +441,14 @@ impl Drop for Recorder {
                 tracing::error!(call_id = %self.call_id, "no runtime to record a dropped call in")
             }
         }
+    }
+}
+
+/// The version by lego's own clock: the session's trainer's, or what the admin was told last.
+fn version_now(inner: &Inner, session: &Session) -> Option<String> {
+    match &session.spec.policy_version {
+        Some(version) => Some(version().0.to_string()),
+        None => inner.gate.version(),
     }
 }
 

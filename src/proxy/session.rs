@@ -239,6 +239,8 @@ struct Open {
     by_id: HashMap<SessionId, Arc<Session>>,
     /// Stand-alone sessions, oldest first.
     made: VecDeque<SessionId>,
+    /// Stand-alone sessions that were ended, oldest first: what comes late for them is refused.
+    ended: VecDeque<SessionId>,
 }
 
 impl Sessions {
@@ -266,10 +268,15 @@ impl Sessions {
         &self,
         id: SessionId,
         make: impl FnOnce(SessionId) -> Arc<Session>,
-    ) -> Arc<Session> {
+    ) -> Result<Arc<Session>, ApiError> {
         let mut open = self.lock();
         if let Some(session) = open.by_id.get(&id) {
-            return Arc::clone(session);
+            return Ok(Arc::clone(session));
+        }
+        if open.ended.contains(&id) {
+            tracing::warn!(session = %id, "a call came after its session was ended");
+            let message = format!("session {id} was ended; use another id");
+            return Err(ApiError::new(409, ErrorType::Conflict, "session_ended", message));
         }
         if open.made.len() >= MAX_STAND_ALONE
             && let Some(oldest) = open.made.pop_front()
@@ -279,7 +286,22 @@ impl Sessions {
         let session = make(id.clone());
         open.made.push_back(id.clone());
         open.by_id.insert(id, Arc::clone(&session));
-        session
+        Ok(session)
+    }
+
+    /// Ends a stand-alone session: calls that run go on, further ones are refused. False if it was ended before.
+    pub(super) fn end(&self, id: &SessionId) -> bool {
+        let mut open = self.lock();
+        if open.ended.contains(id) {
+            return false;
+        }
+        open.by_id.remove(id);
+        open.made.retain(|made| made != id);
+        if open.ended.len() >= MAX_STAND_ALONE {
+            open.ended.pop_front();
+        }
+        open.ended.push_back(id.clone());
+        true
     }
 
     fn remove(&self, id: &SessionId) {

@@ -4,6 +4,7 @@
 #[path = "../common/mock.rs"]
 mod mock;
 
+mod admin;
 mod bytes;
 mod durable;
 mod engines;

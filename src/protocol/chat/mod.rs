@@ -12,6 +12,7 @@ pub use cut::{Cut, CutError, CutReply, Unasked, cut};
 pub use reply::{Choice, Fed, IdsFrom, Reply, ReplyError, ReplyUsage, StopMatch, VersionSpan};
 pub use request::{Request, RequestError};
 pub use tools::ToolCall;
-pub(in crate::protocol) use tools::{Fragment, add as add_fragment};
+
 pub(crate) use reply::error_message;
+pub(in crate::protocol) use tools::{Fragment, add as add_fragment};
 pub(crate) use view::{label, pairs, raw_text};

@@ -1,0 +1,116 @@
+//! `/admin`: for a trainer that changes the upstream's weights. A listener of its own, and always its token.
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router, middleware};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use tokio::net::TcpListener;
+
+use super::{Proxy, Shared, guard, identify, models, reply, server};
+use crate::protocol::error::{ApiError, ErrorType};
+use crate::record::ClientApi;
+
+/// Longest label of a version.
+const MAX_LABEL: usize = 256;
+
+impl Proxy {
+    /// The admin listener's routes. `token` must be sent as the API key of every request.
+    pub fn admin_router(&self, token: &str) -> Router {
+        let state = Shared { inner: std::sync::Arc::clone(&self.inner), door: identify::Door::Public };
+        let expected: [u8; 32] = Sha256::digest(token).into();
+        let guarded = move |request: Request, next: Next| async move {
+            let key = identify::client_key(request.headers()).unwrap_or_default();
+            // Hashes, so that the time of the comparison says nothing.
+            if Sha256::digest(key).as_slice() == expected {
+                return next.run(request).await;
+            }
+            let message = "the admin listener asks for its token as API key (the value of the variable named in \
+                           proxy.admin_token_env)";
+            refuse(401, ErrorType::Authentication, "bad_admin_token", message)
+        };
+        Router::new()
+            .route("/admin/pause", post(pause))
+            .route("/admin/resume", post(resume))
+            .route("/admin/policy-version", post(policy_version))
+            .route("/admin/state", get(state_of))
+            .fallback(models::not_found)
+            .layer(middleware::from_fn(guarded))
+            .layer(middleware::from_fn_with_state(state.clone(), guard::host))
+            .with_state(state)
+    }
+
+    /// Serves the admin listener until [`Proxy::shutdown`].
+    pub async fn serve_admin(&self, listener: TcpListener, token: &str) {
+        let (closing, abort) = (self.inner.closing.clone(), self.inner.abort.clone());
+        server::serve(listener, self.admin_router(token), closing, abort).await;
+    }
+
+    /// Holds new calls back, with their connections kept alive, until [`Proxy::resume`].
+    pub fn pause(&self) {
+        self.inner.gate.set_open(false);
+    }
+
+    /// Lets calls through again.
+    pub fn resume(&self) {
+        self.inner.gate.set_open(true);
+    }
+
+    /// Says which weights the upstream has from now on. Calls that see the label change while they run are recorded
+    /// with an unknown version, unless the engine tells its own.
+    pub fn set_policy_version(&self, label: impl Into<String>) {
+        self.inner.gate.set_version(label.into());
+    }
+}
+
+fn state(shared: &Shared) -> Json<Value> {
+    let inner = &shared.inner;
+    let running = inner.options.max_in_flight.saturating_sub(inner.slots.available_permits());
+    Json(json!({
+        "is_paused": !inner.gate.is_open(), "policy_version": inner.gate.version(), "calls_in_flight": running,
+    }))
+}
+
+async fn state_of(State(shared): State<Shared>) -> Json<Value> {
+    state(&shared)
+}
+
+async fn pause(State(shared): State<Shared>) -> Json<Value> {
+    shared.inner.gate.set_open(false);
+    state(&shared)
+}
+
+async fn resume(State(shared): State<Shared>) -> Json<Value> {
+    shared.inner.gate.set_open(true);
+    state(&shared)
+}
+
+/// `{"version": "step-42"}`; a number is as good.
+#[derive(Deserialize)]
+struct Version {
+    version: Value,
+}
+
+async fn policy_version(
+    State(shared): State<Shared>,
+    body: Result<Json<Version>, axum::extract::rejection::JsonRejection>,
+) -> Response {
+    let label = match body {
+        Ok(Json(Version { version: Value::String(label) })) => label,
+        Ok(Json(Version { version: Value::Number(label) })) => label.to_string(),
+        _ => String::new(),
+    };
+    if label.is_empty() || label.len() > MAX_LABEL {
+        let message = r#"send {"version": "<label>"}, a label of 1 to 256 bytes"#;
+        return refuse(400, ErrorType::InvalidRequest, "bad_version", message);
+    }
+    shared.inner.gate.set_version(label);
+    state(&shared).into_response()
+}
+
+fn refuse(status: u16, kind: ErrorType, code: &'static str, message: &str) -> Response {
+    reply::error(ClientApi::OpenaiChat, &ApiError::new(status, kind, code, message))
+}

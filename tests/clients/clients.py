@@ -38,6 +38,8 @@ class Client:
     name = ""
     wires = ()
     is_in_ci = True
+    # Whether it prints the model's last text.
+    prints_answer = True
     why_rewritten = {}
     why_ended = {}
 
@@ -121,6 +123,7 @@ class ClaudeCode(Client):
 
 class MiniSweAgent(Client):
     name = "mini-swe-agent"
+    prints_answer = False
     wires = ("chat-whole",)
 
     def command(self, wire, place):
@@ -209,6 +212,7 @@ class QwenCode(Client):
 
 class OpenHands(Client):
     name = "openhands"
+    prints_answer = False
     wires = ("chat-whole",)
     is_in_ci = False
     why_rewritten = {"chat-whole": "it sends no reasoning back"}
@@ -227,6 +231,7 @@ class OpenHands(Client):
 
 class Terminus2(Client):
     name = "terminus-2"
+    prints_answer = False
     wires = ("chat-whole", "chat-whole-ids")
     is_in_ci = False
     why_rewritten = {"chat-whole": "it sends no reasoning back"}

@@ -374,6 +374,9 @@ def run(client, wire, fault, options):
             report["records"] = len(records)
             check_records(records, entries, session, problems.append)
         check_fault(fault, entries, problems.append)
+        if not ends and client.prints_answer:
+            if scripted.LAST_TEXT not in (folder / "client.log").read_text(errors="replace"):
+                problems.append("the client did not print the model's last text")
         if not ends:
             notes += check_history(client.rewrites(wire, fault), entries, problems.append)
             turns = {entry["turn"] for entry in entries if entry.get("turn") and entry.get("status") == 200}

@@ -36,21 +36,27 @@ def run(command):
     return done.stdout + done.stderr
 
 
-def ask(client, stream, messages):
-    """Asks for a turn."""
+def asked(messages):
+    """A request."""
     # A system prompt in two blocks and a cache mark, as agents send them.
     system = [
         {"type": "text", "text": "You make files. "},
         {"type": "text", "text": "One at a time.", "cache_control": {"type": "ephemeral"}},
     ]
-    asked = {"model": os.environ["MODEL"], "max_tokens": 4096, "system": system, "tools": TOOLS, "messages": messages}
-    asked["thinking"] = {"type": "enabled", "budget_tokens": 2048}
+    thinking = {"type": "enabled", "budget_tokens": 2048}
+    model = os.environ["MODEL"]
+    return {"model": model, "system": system, "tools": TOOLS, "thinking": thinking, "messages": messages}
+
+
+def ask(client, stream, messages):
+    """Asks for a turn."""
+    request = {"max_tokens": 4096, **asked(messages)}
     if not stream:
-        reply = client.messages.create(**asked)
+        reply = client.messages.create(**request)
         clean(reply)
         return reply
     kinds = []
-    with client.messages.stream(**asked) as events:
+    with client.messages.stream(**request) as events:
         for event in events:
             clean(event)
             kinds.append(event.type)
@@ -78,7 +84,8 @@ def main():
             continue
         blocks = [block.model_dump(exclude_none=True) for block in reply.content]
         print(json.dumps(blocks, ensure_ascii=False), reply.stop_reason)
-        assert reply.usage.input_tokens > 0 and reply.usage.output_tokens > 0, reply.usage
+        counted = client.messages.count_tokens(**asked(messages)).input_tokens
+        assert reply.usage.input_tokens == counted > 0 and reply.usage.output_tokens > 0, (reply.usage, counted)
         # The SDK's own helper fields are not the protocol's.
         blocks = [{key: block[key] for key in block if key != "parsed_output"} for block in blocks]
         messages.append({"role": "assistant", "content": blocks})

@@ -110,7 +110,8 @@ class Responses {
     if (reply.status !== "completed") throw new Error(reply.status);
     this.input.push(...reply.output);
     const calls = reply.output.filter((item) => item.type === "function_call");
-    return [reply.output_text, calls.map((item) => [item.call_id, item.arguments])];
+    const texts = reply.output.filter((item) => item.type === "message").map((item) => item.content[0].text);
+    return [texts.join(""), calls.map((item) => [item.call_id, item.arguments])];
   }
 
   result(id, output) {

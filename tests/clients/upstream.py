@@ -35,6 +35,7 @@ RETRY_AFTER_SECS = 2
 TOKENS_PER_CHUNK = 4
 # A reply is cut where this has been sent: half of the command is out, and could already be run.
 HALF = "echo 'made"
+LAST_TEXT = "Both files are there: é, 北京, 🌍."
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
 SPECIAL_ID = {text: 1 + index for index, text in enumerate(SPECIAL)}
@@ -304,7 +305,7 @@ def play(body):
     if any("COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT" in text_of(message.get("content")) for message in messages[:2]):
         arguments = {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}
         return Turn("Both files are there.", "\nNothing is left to do.\n", (name, arguments), 3)
-    return Turn("Both files are there: é, 北京, 🌍.", "\nNothing is left to do.\n", number=3)
+    return Turn(LAST_TEXT, "\nNothing is left to do.\n", number=3)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

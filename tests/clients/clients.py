@@ -1,13 +1,12 @@
 """The coding clients: how each is started against lego, and what is known of it. docs/harnesses/ has the same in words.
 
-A client has wires: the protocol that it speaks, `-whole` for replies that are not streamed. `rewrites` says why a wire's
-history (or a wire's after a fault) is not a strict extension of what was sampled; without it the test demands that each
-turn extends the last.
-`ends` says by which fault a client ends by its own design; without it the task must be done after all.
+A client has wires: the protocol that it speaks, `-whole` for replies that are not streamed. `rewrites` says why a
+wire's history (or a wire's after a fault) is not a strict extension of what was sampled; without it the test demands
+that each turn extends the last. `ends` says by which fault a client ends by its own design; without it the task must
+be done after all.
 """
 
 import json
-from pathlib import Path
 
 MODEL = "lego-test"
 PROMPT = "Make the files made_by_turn1.txt and made_by_turn2.txt, one after the other, with the shell."

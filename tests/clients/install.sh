@@ -3,9 +3,9 @@
 #
 # usage: install.sh [--all] [FOLDER]
 #
-# FOLDER (default target/clients) gets everything: packages, virtual environments, logs. What is there at the right version
-# stays. Without --all: what CI runs. LEGO_CLIENTS="pi codex" names a few. A client that cannot be installed is an error;
-# nothing is skipped.
+# FOLDER (default target/clients) gets everything: packages, virtual environments, logs. What is there at the right
+# version stays. Without --all: what CI runs. LEGO_CLIENTS="pi codex" names a few. A client that cannot be installed is
+# an error; nothing is skipped.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 here=$root/tests/clients
@@ -109,7 +109,7 @@ if wants claude-code; then
     npm_client claude-code 'node_modules/.bin/claude --version' 2.1.332 @anthropic-ai/claude-code@2.1.332
 fi
 if wants sdk-js; then
-    npm_client sdk-js 'cat node_modules/openai/package.json node_modules/@anthropic-ai/sdk/package.json' '"version": "6.49.0"' \
+    npm_client sdk-js 'cat node_modules/openai/package.json' '"version": "6.49.0"' \
         openai@6.49.0 @anthropic-ai/sdk@1.14.0
 fi
 if wants sdk-py; then venv_client sdk-py "$plain_python" "$here/locks/sdk-py.txt"; fi

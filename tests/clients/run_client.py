@@ -3,9 +3,8 @@
 
 usage: run_client.py CLIENT[:WIRE]... [--fault FAULT]... [--lego FILE] [--clients FOLDER] [--json] [--keep] [--list]
 
-CLIENT `ci` is all clients that CI runs, `all` all there are; without --fault these are run: none,
-500_once, 429_once, drop_mid_stream. One line a run; the exit
-code is 1 if a run failed. What must hold in each:
+CLIENT `ci` is all clients that CI runs, `all` all there are. Without --fault these are run: none, 500_once, 429_once,
+drop_mid_stream. One line a run; the exit code is 1 if a run failed. What must hold in each:
 
 - the client came to its end, and both files are there with their contents (where a fault ends a client by its own
   design, the table below says so);
@@ -29,10 +28,11 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import upstream as scripted
-from clients import CLIENTS, PROMPT, Place
+from clients import CLIENTS, Place
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -296,7 +296,10 @@ def check_records(records, entries, session, say):
 
 def first_difference(whole, prompt):
     """Where a prompt leaves the ids that it should extend, in words."""
-    same = next((i for i, pair in enumerate(zip(whole, prompt)) if pair[0] != pair[1]), min(len(whole), len(prompt)))
+    same = next(
+        (i for i, pair in enumerate(zip(whole, prompt, strict=False)) if pair[0] != pair[1]),
+        min(len(whole), len(prompt)),
+    )
     sampled, sent = (scripted.decode(ids[max(0, same - 4) : same + 24]) for ids in (whole, prompt))
     return f"at token {same} of {len(whole)}: {sampled!r} became {sent!r}"
 
@@ -322,7 +325,7 @@ def check_history(why, entries, say):
             say(f"turn {difference}")
     elif broken:
         notes += [f"{why}:", *broken]
-    elif why:
+    elif why and len(notes) == 2:
         say(f"each turn extends the last, though the table says: {why}")
     return notes
 
@@ -365,7 +368,9 @@ def run(client, wire, fault, options):
             notes.append(ends)
         check_work(folder / "work", 0 if ends else 2, problems.append)
         entries = [entry for entry in server.entries if entry["path"] == "/v1/chat/completions"]
-        others = [entry["path"] for entry in server.entries if entry["path"] not in ("/v1/chat/completions", "/tokenize")]
+        others = [
+            entry["path"] for entry in server.entries if entry["path"] not in ("/v1/chat/completions", "/tokenize")
+        ]
         if others:
             notes.append(f"also asked: {sorted(set(others))}")
         report["calls"] = len(entries)
@@ -436,6 +441,7 @@ def main():
     parser.add_argument("--lego", default=str(ROOT / "target/debug/lego"), help="lego's binary")
     parser.add_argument("--clients", type=Path, default=ROOT / "target/clients", help="folder that install.sh filled")
     parser.add_argument("--timeout", type=float, default=180, help="most seconds of one run of a client")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time; default: one a core")
     parser.add_argument("--json", action="store_true", help="one JSON object a run")
     parser.add_argument("--keep", action="store_true", help="keep the folders of good runs too")
     parser.add_argument("--direct", action="store_true", help="without lego (chat only): what the client does alone")
@@ -447,11 +453,13 @@ def main():
         for client in CLIENTS:
             print(client.name, *client.wires, "" if client.is_in_ci else "(not in CI)")
         return 0
+    faults = options.fault or FAULTS
+    runs = [(client, wire, fault) for client, wire in chosen(options.client or ["ci"]) for fault in faults]
     reports = []
-    for client, wire in chosen(options.client or ["ci"]):
-        for fault in options.fault or FAULTS:
-            reports.append(run(client, wire, fault, options))
-            show(reports[-1], options)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for report in pool.map(lambda each: run(*each, options), runs):
+            reports.append(report)
+            show(report, options)
     failed = sum(1 for report in reports if report["problems"])
     if not options.json:
         print(f"clients: {len(reports) - failed} passed, {failed} failed", flush=True)

@@ -94,7 +94,8 @@ def main():
         if not calls:
             return 0
         results = [
-            {"type": "tool_result", "tool_use_id": call["id"], "content": run(call["input"]["command"])} for call in calls
+            {"type": "tool_result", "tool_use_id": call["id"], "content": run(call["input"]["command"])}
+            for call in calls
         ]
         messages.append({"role": "user", "content": results})
     print("the model never came to an end")

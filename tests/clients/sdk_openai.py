@@ -3,8 +3,8 @@
 usage: sdk_openai.py chat|responses whole|stream
 environment: OPENAI_BASE_URL, OPENAI_API_KEY, MODEL
 
-A stream that ends without the protocol's own end must raise an exception, here or in the SDK: the turn is then asked for
-again, once. A stream that breaks and ends as if it were whole ends this program with an error.
+A stream that ends without the protocol's own end must raise an exception, here or in the SDK: the turn is then asked
+for again, once. A stream that breaks and ends as if it were whole ends this program with an error.
 """
 
 import json

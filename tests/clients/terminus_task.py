@@ -1,9 +1,9 @@
-"""One task for terminus-2, the agent of harbor, in this folder: harbor itself wants Docker, the agent only something that
-runs commands.
+"""One task for terminus-2, the agent of harbor, in this folder: harbor itself wants Docker, the agent only something
+that runs commands.
 
 usage: terminus_task.py TASK
-environment: MODEL (as litellm names it), OPENAI_API_BASE, OPENAI_API_KEY, LOGS (a folder for its logs), WITH_IDS (1: ask
-for token ids and log-probs, as a trainer that reads them from the replies would)
+environment: MODEL (as litellm names it), OPENAI_API_BASE, OPENAI_API_KEY, LOGS (a folder for its logs), WITH_IDS (1:
+ask for token ids and log-probs, as a trainer that reads them from the replies would)
 """
 
 import asyncio
@@ -73,7 +73,7 @@ async def main():
             prompts, completions = details["prompt_token_ids"], details["completion_token_ids"]
             logprobs = details["logprobs"]
             assert len(prompts) == len(completions) == len(logprobs) > 0, details.keys()
-            assert all(len(ids) == len(each) > 0 for ids, each in zip(completions, logprobs))
+            assert all(len(ids) == len(each) > 0 for ids, each in zip(completions, logprobs, strict=True))
         assert context.rollout_details
 
 

@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
-"""A scripted upstream in vLLM's shapes: POST /v1/chat/completions, GET /v1/models, POST /tokenize. Standard library only.
+"""A scripted upstream in vLLM's shapes: POST /v1/chat/completions, GET /v1/models, POST /tokenize. Standard library
+only.
 
 usage: upstream.py [--port N] [--log FILE] [--fault FAULT]
 
-It prints its base URL. The conversation it plays: turn 1 is reasoning, text and one call of the client's shell tool that
-makes made_by_turn1.txt; turn 2 the same for made_by_turn2.txt; turn 3 is a final text. Clients without a shell tool that
-speak terminus-2's JSON in text get the same in that form. Any other call without tools (a title, a summary) gets a
-short text. The fault strikes the first call of the conversation, once.
+It prints its base URL. The conversation it plays: turn 1 is reasoning, text and one call of the client's shell tool
+that makes made_by_turn1.txt; turn 2 the same for made_by_turn2.txt; turn 3 is a final text. Clients without a shell
+tool that speak terminus-2's JSON in text get the same in that form. Any other call without tools (a title, a summary)
+gets a short text. The fault strikes the first call of the conversation, once.
 
-Every command leaves a trace: it appends `begin` to traceN.txt, makes its file, appends `end`. A client that executes half
-a command, or one command twice, is found out by it.
+Every command leaves a trace: it appends `begin` to traceN.txt, makes its file, appends `end`. A client that executes
+half a command, or one command twice, is found out by it.
 
-Token ids: a toy tokenizer of whole characters, up to three bytes a token, whose ids can be decoded. A prompt is rendered
-from messages and tools as chat templates of the Qwen family do it, piece by piece, so that a conversation that only grows
-has ids that only grow: the ids of turn 1's prompt and completion are a prefix of turn 2's prompt.
+Token ids: a toy tokenizer of whole characters, up to three bytes a token, whose ids can be decoded. A prompt is
+rendered from messages and tools as chat templates of the Qwen family do it, piece by piece, so that a conversation
+that only grows has ids that only grow: the ids of turn 1's prompt and completion are a prefix of turn 2's prompt.
 
 The log has one JSON line a request: number, path, headers, body, fault, what was answered, and the token ids.
 """
@@ -250,7 +251,7 @@ class Turn:
         parts.append(("content", self.text))
         if self.call:
             kinds = ["hidden", "name", "arguments", "hidden", "hidden"]
-            parts += [(kind, text) for kind, (text, _) in zip(kinds, call_segments(*self.call))]
+            parts += [(kind, text) for kind, (text, _) in zip(kinds, call_segments(*self.call), strict=True)]
         parts.append(("hidden", "<|im_end|>"))
         return [(kind, text, [SPECIAL_ID[text]] if text in SPECIAL_ID else encode(text)) for kind, text in parts]
 

@@ -52,7 +52,9 @@ class Client:
         raise NotImplementedError
 
     def rewrites(self, wire, fault):
-        return self.why_rewritten.get((wire, fault)) or self.why_rewritten.get(wire)
+        """Why the history is rewritten, if so, and whether only by this fault."""
+        always = self.why_rewritten.get(wire)
+        return always or self.why_rewritten.get((wire, fault)), not always
 
     def ends(self, wire, fault):
         return self.why_ended.get((wire, fault))

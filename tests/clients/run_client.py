@@ -94,7 +94,7 @@ class Nothing:
 class Lego:
     """`lego proxy` as a process, in front of the upstream."""
 
-    def __init__(self, binary, folder, upstream_url):
+    def __init__(self, binary, folder, upstream_url, max_retries):
         self.binary, self.folder = binary, folder
         self.captures = folder / "captures"
         config = {
@@ -103,6 +103,8 @@ class Lego:
                 "upstream_base_url": f"{upstream_url}/v1",
                 "upstream_kind": "vllm",
                 "capture_dir": str(self.captures),
+                # A failure is the client's to see, unless asked otherwise.
+                "max_retries": max_retries,
                 # As in training: then every whole reply must be trainable.
                 "pinned_sampling": {"temperature": 1, "seed": 1},
             }
@@ -254,6 +256,10 @@ def status_of(entry):
 def check_record(record, entry, say):
     """One record against what the upstream was asked and answered."""
     name = f"request {entry['number']}"
+    if record["kind"] == "probe":
+        if record["trainable"] or entry.get("turn"):
+            say(f"{name}: a probe, but it could be trained on")
+        return
     status, http_status = status_of(entry)
     if (record["status"], record["http_status"]) != (status, http_status):
         got = f"{record['status']} {record['http_status']}"
@@ -304,8 +310,9 @@ def first_difference(whole, prompt):
     return f"at token {same} of {len(whole)}: {sampled!r} became {sent!r}"
 
 
-def check_history(why, entries, say):
-    """Whether each turn extends the one before, or what is known of why not. Returns what to tell about it."""
+def check_history(why, is_by_fault, entries, say):
+    """Whether each turn extends the one before, or what is known of why not. Returns what to tell about it. After a
+    fault it may or may not, as it depends on how far the client had come."""
     turns = [entry for entry in entries if entry.get("turn") and entry.get("status") == 200]
     turns = [entry for entry in turns if entry["fault"] not in scripted.CUTS]
     # A repeated turn supersedes the one before.
@@ -325,7 +332,7 @@ def check_history(why, entries, say):
             say(f"turn {difference}")
     elif broken:
         notes += [f"{why}:", *broken]
-    elif why and len(notes) == 2:
+    elif why and len(notes) == 2 and not is_by_fault:
         say(f"each turn extends the last, though the table says: {why}")
     return notes
 
@@ -353,7 +360,11 @@ def run(client, wire, fault, options):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     lego = None
     try:
-        lego = Nothing(server.base_url) if options.direct else Lego(options.lego, folder, server.base_url)
+        lego = (
+            Nothing(server.base_url)
+            if options.direct
+            else Lego(options.lego, folder, server.base_url, options.max_retries)
+        )
         session = f"{client.name}-{wire}-{fault}".replace("_", "-")
         place = Place(options.clients, folder, HERE, lego.url, f"sk-lego-{session}.secret")
         ended = run_client(client, wire, place, folder, outside, options.timeout)
@@ -383,7 +394,7 @@ def run(client, wire, fault, options):
             if scripted.LAST_TEXT not in (folder / "client.log").read_text(errors="replace"):
                 problems.append("the client did not print the model's last text")
         if not ends:
-            notes += check_history(client.rewrites(wire, fault), entries, problems.append)
+            notes += check_history(*client.rewrites(wire, fault), entries, problems.append)
             turns = {entry["turn"] for entry in entries if entry.get("turn") and entry.get("status") == 200}
             if turns != {1, 2, 3}:
                 problems.append(f"turns {sorted(turns)} were asked for")
@@ -441,6 +452,7 @@ def main():
     parser.add_argument("--lego", default=str(ROOT / "target/debug/lego"), help="lego's binary")
     parser.add_argument("--clients", type=Path, default=ROOT / "target/clients", help="folder that install.sh filled")
     parser.add_argument("--timeout", type=float, default=180, help="most seconds of one run of a client")
+    parser.add_argument("--max-retries", type=int, default=0, help="how often lego itself asks the upstream again")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time; default: one a core")
     parser.add_argument("--json", action="store_true", help="one JSON object a run")
     parser.add_argument("--keep", action="store_true", help="keep the folders of good runs too")

@@ -85,9 +85,9 @@ def decode(ids):
     return text.decode("utf-8", "replace")
 
 
-def token_of(number):
-    """One token as log-probs tell it."""
-    text = decode([number])
+def token_of(number, with_id=False):
+    """One token as log-probs tell it, or with its id in place of its text."""
+    text = f"token_id:{number}" if with_id else decode([number])
     return {
         "token": text,
         # Any number that differs from token to token and is exact in 32 bits.
@@ -319,12 +319,13 @@ class Wants:
     def __init__(self, body):
         self.ids = body.get("return_token_ids") is True
         self.logprobs = body.get("logprobs") is True
+        self.id_strings = body.get("return_tokens_as_token_ids") is True
         self.versions = body.get("return_weight_versions") is True
         self.usage = (body.get("stream_options") or {}).get("include_usage") is True
 
 
 def logprobs_of(wants, ids):
-    return {"content": [token_of(number) for number in ids]} if wants.logprobs else None
+    return {"content": [token_of(number, wants.id_strings) for number in ids]} if wants.logprobs else None
 
 
 def usage_of(prompt, sampled):

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# The clients of CI: installs them, then runs each through lego with every fault.
+#
+# usage: ci.sh [FOLDER]     LEGO=FILE names lego's binary, default target/debug/lego
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+folder=${1:-$root/target/clients}
+"$here/install.sh" "$folder"
+status=0
+"$here/run_client.py" ci --lego "${LEGO:-$root/target/debug/lego}" --clients "$folder" || status=$?
+echo "clients: $SECONDS s in all"
+exit "$status"

@@ -1,0 +1,482 @@
+#!/usr/bin/env python3
+"""Runs one coding client through `lego proxy` against the scripted upstream, and checks what must hold.
+
+usage: run_client.py CLIENT[:WIRE]... [--fault FAULT]... [--lego FILE] [--clients FOLDER] [--json] [--keep] [--list]
+
+CLIENT `ci` is all clients that CI runs, `all` all there are. Without --fault these are run: none, 500_once, 429_once,
+drop_mid_stream. One line a run; the exit code is 1 if a run failed. What must hold in each:
+
+- the client came to its end, and both files are there with their contents (where a fault ends a client by its own
+  design, the table below says so);
+- no half of a command was executed, and none twice;
+- each request that reached the upstream has its one record, with the right status, exactly the prompt's and the
+  completion's token ids and log-probs, and, if the reply came whole, the verdict that it is trainable;
+- each turn's prompt extends the last one's prompt and completion, or the table says why this client's history does not,
+  and the ids differ for that reason;
+- after a 429 nobody calls before Retry-After is over;
+- nothing else was asked of the upstream.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import upstream as scripted
+from clients import CLIENTS, Place
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+MADE = {f"made_by_turn{turn}.txt": f"made by turn {turn}\n" for turn in (1, 2)}
+
+
+FAULTS = ("none", "500_once", "429_once", "drop_mid_stream")
+
+
+class Failed(Exception):
+    """A run cannot go on."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What runs beside the client
+
+
+class Outside:
+    """A proxy that refuses: what a client wants from outside of this machine is noted and gets nothing."""
+
+    def __init__(self):
+        self.hosts = set()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.refuse, args=(connection,), daemon=True).start()
+
+    def refuse(self, connection):
+        with connection:
+            try:
+                connection.settimeout(10)
+                words = connection.recv(4096).split(b"\r\n")[0].split()
+                if len(words) > 1:
+                    self.hosts.add(words[1].decode("latin1"))
+                connection.sendall(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            except OSError:
+                pass
+
+
+class Nothing:
+    """No lego: what the client does with the upstream itself."""
+
+    process = None
+
+    def __init__(self, url):
+        self.url = url
+
+    def stop(self):
+        pass
+
+
+class Lego:
+    """`lego proxy` as a process, in front of the upstream."""
+
+    def __init__(self, binary, folder, upstream_url, max_retries):
+        self.binary, self.folder = binary, folder
+        self.captures = folder / "captures"
+        config = {
+            "proxy": {
+                "listen_port": 0,
+                "upstream_base_url": f"{upstream_url}/v1",
+                "upstream_kind": "vllm",
+                "capture_dir": str(self.captures),
+                # A failure is the client's to see, unless asked otherwise.
+                "max_retries": max_retries,
+                # As in training: then every whole reply must be trainable.
+                "pinned_sampling": {"temperature": 1, "seed": 1},
+            }
+        }
+        path = folder / "proxy_config.json"
+        path.write_text(json.dumps(config, indent=2))
+        self.log = folder / "lego.log"
+        with open(self.log, "wb") as log:
+            arguments = [binary, "proxy", "--config", str(path)]
+            self.process = subprocess.Popen(arguments, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self.url = self.address()
+
+    def address(self):
+        """Waits until it says where it listens."""
+        while self.process.poll() is None:
+            for word in self.log.read_text(errors="replace").split():
+                if word.startswith("http://127.0.0.1:") and word.endswith("/v1"):
+                    return word.removesuffix("/v1")
+            time.sleep(0.05)
+        raise Failed(f"lego proxy did not start:\n{self.log.read_text(errors='replace')}")
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise Failed("lego proxy did not stop within 60 s") from None
+        if self.process.returncode != 0:
+            raise Failed(f"lego proxy ended with {self.process.returncode}")
+
+    def records(self):
+        """Everything that was captured, in order of arrival."""
+        calls = []
+        for session in self.capture("ls"):
+            calls += self.capture("show", session["session_id"])
+        return sorted(calls, key=lambda call: (call["received_at"], call["call_id"]))
+
+    def capture(self, *words):
+        arguments = [self.binary, "capture", *words, "--json", "--capture-dir", str(self.captures)]
+        shown = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if shown.returncode != 0:
+            raise Failed(f"{' '.join(arguments[1:])}: {shown.stderr}")
+        return [json.loads(line) for line in shown.stdout.splitlines()]
+
+
+def run_client(client, wire, place, folder, outside, timeout):
+    """Runs the client in a fresh home and work folder. Returns its exit code, or None if it had to be ended."""
+    home, work = folder / "home", folder / "work"
+    home.mkdir()
+    work.mkdir()
+    subprocess.run(["git", "init", "-q", "."], cwd=work, check=True, stdin=subprocess.DEVNULL)
+    arguments, more = client.command(wire, place)
+    system = [str(Path(shutil.which("node") or "/usr/bin/node").parent), "/usr/local/bin", "/usr/bin", "/bin"]
+    environment = {
+        "PATH": os.pathsep.join([*client.path(place), *dict.fromkeys(system)]),
+        "HOME": str(home),
+        "TMUX_TMPDIR": str(home),
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "CI": "true",
+        "NO_PROXY": "127.0.0.1,localhost",
+        "no_proxy": "127.0.0.1,localhost",
+        "HTTPS_PROXY": outside.url,
+        "HTTP_PROXY": outside.url,
+        **more,
+    }
+    with open(folder / "client.log", "wb") as log:
+        process = subprocess.Popen(
+            arguments,
+            cwd=work,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            # Whatever it left running is in its session; it is over when the client is.
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+            # A terminal server leaves the session that it was started in.
+            for server in home.glob("tmux-*/*"):
+                subprocess.run(["tmux", "-S", str(server), "kill-server"], capture_output=True, check=False)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What must hold
+
+
+def check_work(work, expected, say):
+    """Files and traces. `expected`: how many commands must have run."""
+    for turn in (1, 2):
+        name = f"made_by_turn{turn}.txt"
+        made, trace = work / name, work / f"trace{turn}.txt"
+        lines = trace.read_text() if trace.exists() else ""
+        if turn <= expected:
+            if not made.exists():
+                say(f"{name} was not made")
+            elif made.read_text() != MADE[name]:
+                say(f"{name} has {made.read_text()!r}")
+            if lines != "begin\nend\n":
+                say(f"the command of turn {turn} left the trace {lines!r}: not once and whole")
+        elif lines or made.exists():
+            say(f"a command of turn {turn} ran, in whole or in part: trace {lines!r}")
+    half = sorted(path.name for path in work.iterdir() if path.name not in expected_names(expected))
+    if half:
+        say(f"unexpected files: {half}")
+
+
+def expected_names(expected):
+    turns = range(1, expected + 1)
+    return {".git", *(f"made_by_turn{turn}.txt" for turn in turns), *(f"trace{turn}.txt" for turn in turns)}
+
+
+def entry_of(record, entries):
+    """The upstream's request that a record is of."""
+    text = json.dumps(record.get("response"))
+    for entry in entries:
+        if f"chatcmpl-{entry.get('reply_id')}" in text or f"(request {entry['number']})" in text:
+            return entry
+    for entry in entries:
+        if f"(request {entry['number']})" in (record.get("error") or ""):
+            return entry
+    # A body that broke off was never read: its record says what was sent.
+    sent = record.get("upstream_request") or record.get("client_request")
+    return next((entry for entry in entries if entry.get("body") == sent and not entry.get("taken")), None)
+
+
+def status_of(entry):
+    """(status, http_status) that the record of a request must have."""
+    fault = entry.get("fault")
+    if fault in scripted.CUTS:
+        # A whole reply that breaks off is answered with an error of lego's own.
+        return "truncated", 200 if entry["stream"] else 502
+    if fault in ("500_once", "429_once") or entry.get("status") != 200:
+        return "upstream_error", entry["status"]
+    return "ok", 200
+
+
+def check_record(record, entry, say):
+    """One record against what the upstream was asked and answered."""
+    name = f"request {entry['number']}"
+    if record["kind"] == "probe":
+        if record["trainable"] or entry.get("turn"):
+            say(f"{name}: a probe, but it could be trained on")
+        return
+    status, http_status = status_of(entry)
+    if (record["status"], record["http_status"]) != (status, http_status):
+        got = f"{record['status']} {record['http_status']}"
+        say(f"{name}: the record says {got}, not {status} {http_status}: {record.get('error')}")
+        return
+    if status == "upstream_error":
+        return
+    if status == "truncated" and not entry["stream"]:
+        return
+    if record["prompt_token_ids"] != entry["prompt"]:
+        say(f"{name}: the record has other prompt ids")
+    ids, logprobs = record["completion_token_ids"] or [], record["completion_logprobs"] or []
+    sent = entry["sent"] if entry["stream"] else entry["sampled"]
+    if ids != sent:
+        say(f"{name}: the record has {len(ids)} completion ids, other than the {len(sent)} that were sent")
+    if logprobs != [scripted.token_of(number)["logprob"] for number in ids]:
+        say(f"{name}: the record has other log-probs")
+    if status == "truncated":
+        if record["trainable"]:
+            say(f"{name}: a broken reply is trainable")
+    elif not record["trainable"] and entry.get("turn"):
+        say(f"{name}: not trainable: {record['not_trainable_reasons']}")
+
+
+def check_records(records, entries, session, say):
+    """Each call has its one record, in the session that the key names."""
+    if len(records) != len(entries):
+        say(f"{len(records)} records of {len(entries)} calls")
+    for record in records:
+        entry = entry_of(record, entries)
+        if entry is None or entry.get("taken"):
+            say(f"record {record['call_id']} ({record['status']}: {record.get('error')}) is of no call")
+            continue
+        entry["taken"] = True
+        check_record(record, entry, say)
+    sessions = sorted({record["session_id"] for record in records})
+    if sessions != [session]:
+        say(f"the records are in sessions {sessions}")
+
+
+def first_difference(whole, prompt):
+    """Where a prompt leaves the ids that it should extend, in words."""
+    same = next(
+        (i for i, pair in enumerate(zip(whole, prompt, strict=False)) if pair[0] != pair[1]),
+        min(len(whole), len(prompt)),
+    )
+    sampled, sent = (scripted.decode(ids[max(0, same - 4) : same + 24]) for ids in (whole, prompt))
+    return f"at token {same} of {len(whole)}: {sampled!r} became {sent!r}"
+
+
+def check_history(why, is_by_fault, entries, say):
+    """Whether each turn extends the one before, or what is known of why not. Returns what to tell about it. After a
+    fault it may or may not, as it depends on how far the client had come."""
+    turns = [entry for entry in entries if entry.get("turn") and entry.get("status") == 200]
+    turns = [entry for entry in turns if entry["fault"] not in scripted.CUTS]
+    # A repeated turn supersedes the one before.
+    last = {entry["turn"]: entry for entry in turns}
+    notes, broken = [], []
+    for turn in (2, 3):
+        if turn not in last or turn - 1 not in last:
+            continue
+        before, after = last[turn - 1], last[turn]
+        whole = before["prompt"] + before["sampled"]
+        if after["prompt"][: len(whole)] == whole:
+            notes.append(f"{turn} extends {turn - 1}")
+        else:
+            broken.append(f"{turn} does not extend {turn - 1}: {first_difference(whole, after['prompt'])}")
+    if broken and not why:
+        for difference in broken:
+            say(f"turn {difference}")
+    elif broken:
+        notes += [f"{why}:", *broken]
+    elif why and len(notes) == 2 and not is_by_fault:
+        say(f"each turn extends the last, though the table says: {why}")
+    return notes
+
+
+def check_fault(fault, entries, say):
+    """The fault struck, once, and was waited out."""
+    struck = [entry for entry in entries if entry.get("fault") not in (None, "none")]
+    if len(struck) != (fault != "none"):
+        say(f"{len(struck)} faults struck")
+    if fault == "429_once" and struck:
+        later = [entry["at"] for entry in entries if entry["number"] > struck[0]["number"] and entry.get("turn")]
+        waited = min(later, default=float("inf")) - struck[0]["at"]
+        if waited < scripted.RETRY_AFTER_SECS:
+            say(f"called again {waited:.1f} s after a 429 that said Retry-After: {scripted.RETRY_AFTER_SECS}")
+
+
+def run(client, wire, fault, options):
+    """One run. Returns its report."""
+    folder = Path(tempfile.mkdtemp(prefix="lego-client-"))
+    problems, notes = [], []
+    started = time.monotonic()
+    report = {"client": client.name, "wire": wire, "fault": fault, "problems": problems, "notes": notes}
+    outside = Outside()
+    server = scripted.Upstream(fault=fault, log=folder / "upstream.jsonl")
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    lego = None
+    try:
+        lego = (
+            Nothing(server.base_url)
+            if options.direct
+            else Lego(options.lego, folder, server.base_url, options.max_retries)
+        )
+        session = f"{client.name}-{wire}-{fault}".replace("_", "-")
+        place = Place(options.clients, folder, HERE, lego.url, f"sk-lego-{session}.secret")
+        ended = run_client(client, wire, place, folder, outside, options.timeout)
+        report["client_secs"] = round(time.monotonic() - started, 1)
+        lego.stop()
+        ends = client.ends(wire, fault)
+        if ended is None:
+            problems.append(f"still running after {options.timeout} s")
+        elif (ended == 0) == bool(ends):
+            problems.append(f"exit code {ended}" + (f", though the table says: {ends}" if ends else ""))
+        if ends:
+            notes.append(ends)
+        check_work(folder / "work", 0 if ends else 2, problems.append)
+        entries = [entry for entry in server.entries if entry["path"] == "/v1/chat/completions"]
+        others = [
+            entry["path"] for entry in server.entries if entry["path"] not in ("/v1/chat/completions", "/tokenize")
+        ]
+        if others:
+            notes.append(f"also asked: {sorted(set(others))}")
+        report["calls"] = len(entries)
+        if not options.direct:
+            records = lego.records()
+            report["records"] = len(records)
+            check_records(records, entries, session, problems.append)
+        check_fault(fault, entries, problems.append)
+        if not ends and client.prints_answer:
+            if scripted.LAST_TEXT not in (folder / "client.log").read_text(errors="replace"):
+                problems.append("the client did not print the model's last text")
+        if not ends:
+            notes += check_history(*client.rewrites(wire, fault), entries, problems.append)
+            turns = {entry["turn"] for entry in entries if entry.get("turn") and entry.get("status") == 200}
+            if turns != {1, 2, 3}:
+                problems.append(f"turns {sorted(turns)} were asked for")
+    except Failed as error:
+        problems.append(str(error))
+    finally:
+        if lego and lego.process and lego.process.poll() is None:
+            lego.process.kill()
+            lego.process.wait()
+        server.shutdown()
+        server.server_close()
+        outside.listener.close()
+        report["outside"] = sorted(outside.hosts)
+        report["secs"] = round(time.monotonic() - started, 1)
+        if problems or options.keep:
+            report["folder"] = str(folder)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    return report
+
+
+def show(report, options):
+    if options.json:
+        print(json.dumps(report), flush=True)
+        return
+    verdict = "FAILED" if report["problems"] else "ok"
+    row = (report["client"], report["wire"], report["fault"], verdict, report.get("calls", 0), report["secs"])
+    notes = "; ".join(report["notes"])
+    print("%-15s %-17s %-16s %-7s calls %2d %6.1f s  %s" % (*row, notes), flush=True)
+    for problem in report["problems"]:
+        print(f"    {problem}", flush=True)
+    if report["problems"] and "folder" in report:
+        for name in ("client.log", "lego.log"):
+            path = Path(report["folder"]) / name
+            text = path.read_text(errors="replace") if path.exists() else ""
+            print(f"    {path}:\n" + "\n".join("        " + line[:300] for line in text.splitlines()[-12:]), flush=True)
+
+
+def chosen(words):
+    """The clients and wires that words name."""
+    pairs = []
+    for word in words:
+        name, _, wire = word.partition(":")
+        found = [client for client in CLIENTS if name in (client.name, "all") or name == "ci" and client.is_in_ci]
+        if not found or wire and not any(wire in client.wires for client in found):
+            raise SystemExit(f"run_client.py: there is no client {word}; --list shows them")
+        pairs += [(client, each) for client in found for each in client.wires if wire in ("", each)]
+    return pairs
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("client", nargs="*", help="CLIENT, CLIENT:WIRE, ci or all")
+    parser.add_argument("--fault", action="append", choices=scripted.FAULTS, help="default: every fault")
+    parser.add_argument("--lego", default=str(ROOT / "target/debug/lego"), help="lego's binary")
+    parser.add_argument("--clients", type=Path, default=ROOT / "target/clients", help="folder that install.sh filled")
+    parser.add_argument("--timeout", type=float, default=180, help="most seconds of one run of a client")
+    parser.add_argument("--max-retries", type=int, default=0, help="how often lego itself asks the upstream again")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time; default: one a core")
+    parser.add_argument("--json", action="store_true", help="one JSON object a run")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of good runs too")
+    parser.add_argument("--direct", action="store_true", help="without lego (chat only): what the client does alone")
+    parser.add_argument("--list", action="store_true", help="show clients and wires")
+    options = parser.parse_args()
+    options.clients = options.clients.resolve()
+    options.lego = str(Path(options.lego).resolve())
+    if options.list:
+        for client in CLIENTS:
+            print(client.name, *client.wires, "" if client.is_in_ci else "(not in CI)")
+        return 0
+    faults = options.fault or FAULTS
+    runs = [(client, wire, fault) for client, wire in chosen(options.client or ["ci"]) for fault in faults]
+    reports = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for report in pool.map(lambda each: run(*each, options), runs):
+            reports.append(report)
+            show(report, options)
+    failed = sum(1 for report in reports if report["problems"])
+    if not options.json:
+        print(f"clients: {len(reports) - failed} passed, {failed} failed", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -22,7 +22,7 @@ done
 # Stage A: learn the format and the edits, from random weights.
 "$lego" sft --data "$work/a.jsonl" --init-config "$recipe/config.json" \
     --train-tokenizer vocab=768 --tokenizer-data "$work/tokenizer.jsonl" \
-    --steps 2078 --batch-size 8 --lr 3e-3 --prompt-weight 0.3 --seed 0 --output-dir "$work/stage_a"
+    --steps 5200 --batch-size 8 --lr 3e-3 --prompt-weight 0.3 --seed 0 --output-dir "$work/stage_a"
 
 # Stage B: experts that are right half of the time, so that sampling leaves room for reinforcement learning.
 "$lego" sft --data "$work/b.jsonl" --model-path "$work/stage_a" \

@@ -27,8 +27,8 @@ MAX_EDITED_LINE = 160
 # stage: trajectories, p, g, seed. Stages a and b are one epoch each of `lego sft` with 8 trajectories a step.
 STAGES = {
     "tokenizer": (1500, 0.5, 0.2, 1000),
-    "a": (2078 * 8, 0.8, 0.3, 1000),
-    "b": (1737 * 8, 0.5, 0.5, 1001),
+    "a": (5200 * 8, 0.8, 0.3, 1000),
+    "b": (1737 * 8, 0.4, 0.5, 1001),
 }
 
 

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::face::{Face, Incoming};
-use super::recorder::Recorder;
+use super::recorder::{Recorder, Wire};
 use super::relay::Relay;
 use super::session::Session;
 use super::{Inner, Shared, identify, probe, reply, retry, whole};
@@ -274,8 +274,7 @@ impl Call {
             Arc::clone(&self.session),
             self.tokens.clone(),
             Arc::clone(&self.slot),
-            (face.api, self.body.clone()),
-            face.upstream_api,
+            Wire { client_api: face.api, client_body: self.body.clone(), upstream_api: face.upstream_api },
             self.request.clone(),
             prepared,
         );

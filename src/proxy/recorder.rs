@@ -28,9 +28,7 @@ pub(super) struct Recorder {
     tokens: (TaskTrackerToken, TaskTrackerToken),
     _slot: Arc<OwnedSemaphorePermit>,
     pub(super) call_id: CallId,
-    /// The client's protocol, and its request in it.
-    client: (ClientApi, Bytes),
-    upstream_api: ClientApi,
+    wire: Wire,
     /// The same as a chat request.
     pub(super) request: Request,
     pub(super) prepared: Prepared,
@@ -64,6 +62,14 @@ enum Response {
     Body(Bytes),
 }
 
+/// What is spoken on both sides.
+pub(super) struct Wire {
+    pub(super) client_api: ClientApi,
+    /// The client's request as it came.
+    pub(super) client_body: Bytes,
+    pub(super) upstream_api: ClientApi,
+}
+
 /// The reply as the upstream's protocol is read.
 enum Received {
     Chat(Reply),
@@ -90,8 +96,7 @@ impl Recorder {
         session: Arc<Session>,
         tokens: (TaskTrackerToken, TaskTrackerToken),
         slot: Arc<OwnedSemaphorePermit>,
-        client: (ClientApi, Bytes),
-        upstream_api: ClientApi,
+        wire: Wire,
         request: Request,
         prepared: Prepared,
     ) -> Self {
@@ -101,8 +106,8 @@ impl Recorder {
             tokens,
             _slot: slot,
             call_id: CallId::now(),
-            client,
-            upstream_api,
+            reply: Received::new(wire.upstream_api),
+            wire,
             request,
             prepared,
             attempt: 1,
@@ -114,7 +119,6 @@ impl Recorder {
             client_version: None,
             kind: session.spec.kind,
             more_reasons: Vec::new(),
-            reply: Received::new(upstream_api),
             received: Instant::now(),
             received_at: i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX),
             ttft_us: None,
@@ -312,7 +316,8 @@ impl Recorder {
             let hint = self.inner.upstream.routing_hint();
             upstream::routing::captured(kind, hint, &self.request, self.reply(), choice)
         };
-        let upstream_request = (self.prepared.body != self.client.1).then(|| raw(&self.prepared.body));
+        let upstream_request =
+            (self.prepared.body != self.wire.client_body).then(|| raw(&self.prepared.body));
         Call {
             schema_version: SCHEMA_VERSION,
             call_id: self.call_id,
@@ -330,16 +335,16 @@ impl Recorder {
             http_status: self.http_status,
             tokenizer_sha256: None,
             template_sha256: None,
-            client_api: self.client.0,
+            client_api: self.wire.client_api,
             client_stream: self.request.is_stream,
             upstream_kind: kind,
-            upstream_api: self.upstream_api,
+            upstream_api: self.wire.upstream_api,
             model_requested: self.request.model.clone(),
             model_served: self.reply().model.clone(),
             received_at: self.received_at,
             ttft_us: self.ttft_us,
             duration_us: micros(self.received),
-            client_request: Some(raw(&self.client.1)),
+            client_request: Some(raw(&self.wire.client_body)),
             upstream_request,
             response: None,
             prompt_ids_source: source(prompt_ids.is_some()),

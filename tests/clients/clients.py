@@ -170,7 +170,11 @@ class OpenCode(Client):
     name = "opencode"
     wires = ("chat", "messages", "responses")
     is_in_ci = False
-    why_rewritten = {("chat", "drop_mid_stream"): "it puts the call that broke off into its history, without arguments"}
+    why_rewritten = {
+        "responses": "it sends no reasoning back",
+        ("chat", "drop_mid_stream"): "it puts the call that broke off into its history, without arguments",
+        ("messages", "drop_mid_stream"): "it puts the call that broke off into its history, without arguments",
+    }
     packages = {"chat": "@ai-sdk/openai-compatible", "messages": "@ai-sdk/anthropic", "responses": "@ai-sdk/openai"}
 
     def command(self, wire, place):

@@ -253,13 +253,18 @@ def status_of(entry):
     return "ok", 200
 
 
-def check_record(record, entry, say):
+APIS = {"chat": "openai_chat", "messages": "anthropic_messages", "responses": "openai_responses"}
+
+
+def check_record(record, entry, wire, say):
     """One record against what the upstream was asked and answered."""
     name = f"request {entry['number']}"
     if record["kind"] == "probe":
         if record["trainable"] or entry.get("turn"):
             say(f"{name}: a probe, but it could be trained on")
         return
+    if record["client_api"] != APIS[wire.partition("-")[0]]:
+        say(f"{name}: the record says that the client spoke {record['client_api']}")
     status, http_status = status_of(entry)
     if (record["status"], record["http_status"]) != (status, http_status):
         got = f"{record['status']} {record['http_status']}"
@@ -284,7 +289,7 @@ def check_record(record, entry, say):
         say(f"{name}: not trainable: {record['not_trainable_reasons']}")
 
 
-def check_records(records, entries, session, say):
+def check_records(records, entries, wire, session, say):
     """Each call has its one record, in the session that the key names."""
     if len(records) != len(entries):
         say(f"{len(records)} records of {len(entries)} calls")
@@ -294,7 +299,7 @@ def check_records(records, entries, session, say):
             say(f"record {record['call_id']} ({record['status']}: {record.get('error')}) is of no call")
             continue
         entry["taken"] = True
-        check_record(record, entry, say)
+        check_record(record, entry, wire, say)
     sessions = sorted({record["session_id"] for record in records})
     if sessions != [session]:
         say(f"the records are in sessions {sessions}")
@@ -382,13 +387,16 @@ def run(client, wire, fault, options):
         others = [
             entry["path"] for entry in server.entries if entry["path"] not in ("/v1/chat/completions", "/tokenize")
         ]
+        queries = sorted({entry["query"] for entry in entries if entry["query"]})
+        if queries:
+            notes.append(f"the client's query reached the upstream: {queries}")
         if others:
             notes.append(f"also asked: {sorted(set(others))}")
         report["calls"] = len(entries)
         if not options.direct:
             records = lego.records()
             report["records"] = len(records)
-            check_records(records, entries, session, problems.append)
+            check_records(records, entries, wire, session, problems.append)
         check_fault(fault, entries, problems.append)
         if not ends and client.prints_answer:
             if scripted.LAST_TEXT not in (folder / "client.log").read_text(errors="replace"):

@@ -493,13 +493,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        entry = self.server.new_entry(path=self.path, method="POST", headers=dict(self.headers.items()))
+        # vLLM takes no notice of a query.
+        path, _, query = self.path.partition("?")
+        entry = self.server.new_entry(path=path, query=query, method="POST", headers=dict(self.headers.items()))
         try:
             entry["body"] = body = json.loads(raw)
-            if self.path == "/v1/chat/completions":
+            if path == "/v1/chat/completions":
                 check(body)
                 self.chat(entry, body)
-            elif self.path == "/tokenize":
+            elif path == "/tokenize":
                 ids = encode(body["prompt"]) if "prompt" in body else render(body.get("messages"), body.get("tools"))
                 self.answer(entry, 200, {"tokens": ids, "count": len(ids), "max_model_len": 131072, "token_strs": None})
             else:

@@ -177,7 +177,7 @@ impl Call {
             Attempt { number: 1, first: None, is_plain: self.inner.upstream.refuses_additions() };
         loop {
             let recorder = self.recorder(&attempt, &face, capabilities)?;
-            let mut sending = self.send(face.upstream_api, recorder.prepared.body.clone());
+            let mut sending = self.send(&face, recorder.prepared.body.clone());
             let first = tokio::select! {
                 biased;
                 () = self.abort.cancelled() => {
@@ -289,10 +289,12 @@ impl Call {
         Ok(recorder)
     }
 
-    fn send(&self, api: ClientApi, body: Bytes) -> Sending {
+    fn send(&self, face: &Face, body: Bytes) -> Sending {
         let inner = Arc::clone(&self.inner);
         let headers = self.headers.clone();
-        let query = self.uri.query().map(str::to_owned);
+        // What it says is said in the client's protocol.
+        let query = self.uri.query().filter(|_| face.writer.is_none()).map(str::to_owned);
+        let api = face.upstream_api;
         Box::pin(async move {
             let route = match api {
                 ClientApi::OpenaiCompletions => "/completions",

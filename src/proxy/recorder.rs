@@ -192,7 +192,10 @@ impl Recorder {
         } else if self.reply().is_finished(self.request.n) {
             (CallStatus::Ok, None)
         } else {
-            (CallStatus::Truncated, Some("the upstream ended its reply before finish_reason".to_owned()))
+            (
+                CallStatus::Truncated,
+                Some("connection error: the upstream ended its reply before finish_reason".to_owned()),
+            )
         }
     }
 

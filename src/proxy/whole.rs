@@ -50,7 +50,8 @@ pub(super) async fn read(
         };
         match piece {
             Err(_) => {
-                let message = format!("the upstream sent nothing for {idle:?} within its reply");
+                let message =
+                    format!("connection error: the upstream sent nothing for {idle:?} within its reply");
                 return Err(bad(CallStatus::Timeout, 504, "upstream_timeout", message));
             }
             Ok(None) => return Ok(text.freeze()),

@@ -72,9 +72,9 @@ impl UpstreamError {
     }
 }
 
-/// A reply that broke off.
+/// A reply that broke off. The words are ones by which clients that read messages know to try again.
 #[derive(Debug, thiserror::Error)]
-#[error("the reply broke off: {0}")]
+#[error("connection error: the upstream's reply broke off: {0}")]
 pub struct BodyError(String);
 
 /// Head and body of a reply.

@@ -95,9 +95,13 @@ async fn a04_a_stream_that_is_cut_is_no_success() {
     };
     let spoils: [fn(Vec<Part>) -> Vec<Part>; 2] = [close, cut];
     for spoil in spoils {
-        let script = Script { spoil: Some(spoil), ..Script::default() };
-        let (error, call) = ends_as(script, true, 200, CallStatus::Truncated).await;
-        assert_eq!(error["code"], "upstream_truncated");
+        let setup = Setup::stand_alone(Script { spoil: Some(spoil), ..Script::default() }).await;
+        // As the engine's: the connection breaks, and nothing is said that the engine did not say.
+        let reply = broken(setup.post(&request(true)).await).await;
+        assert!(!String::from_utf8_lossy(&reply).contains("error"), "{}", String::from_utf8_lossy(&reply));
+        let call = setup.sink.calls(1).await.remove(0);
+        assert_eq!(call.status, CallStatus::Truncated);
+        assert!(!call.trainable);
         assert_eq!(call.completion_token_ids.expect("what arrived").len(), 2);
         assert_eq!(call.finish_reason, None);
     }
@@ -220,7 +224,7 @@ async fn a12_each_wait_has_its_own_limit() {
     };
     let setup = with_timeouts(Script { spoil: Some(stalls), ..Script::default() }, PATIENCE, short).await;
     let reply = broken(setup.post(&request(true)).await).await;
-    assert_eq!(error_of(&reply)["code"], "upstream_timeout");
+    assert!(!String::from_utf8_lossy(&reply).contains("error"), "{}", String::from_utf8_lossy(&reply));
     let calls = setup.sink.calls(1).await;
     assert_eq!(calls[0].status, CallStatus::Timeout);
     assert_eq!(calls[0].completion_token_ids.as_ref().expect("ids").len(), 2);

@@ -19,7 +19,7 @@ use super::{Inner, whole};
 use crate::protocol::chat;
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::sse::{Event, Parser};
-use crate::record::CallStatus;
+use crate::record::{CallStatus, ClientApi};
 use crate::upstream::{UpstreamBody, UpstreamError, UpstreamReply};
 
 /// An event that is longer cannot be read: from there the stream passes untouched and unread.
@@ -168,8 +168,9 @@ impl Relay {
                 Step::KeepAlive => self.keep_alive(),
                 Step::Idle => {
                     let idle = self.inner.upstream.timeouts().idle;
-                    let message = format!("the upstream sent nothing for {idle:?} within its reply");
-                    let error = ApiError::new(504, ErrorType::Upstream, "upstream_timeout", message);
+                    let message =
+                        format!("connection error: the upstream sent nothing for {idle:?} within its reply");
+                    let error = ApiError::new(504, ErrorType::Upstream, "upstream_stalled", message);
                     self.fail(CallStatus::Timeout, error).await;
                 }
                 Step::Abort => {
@@ -364,7 +365,8 @@ impl Relay {
         }
     }
 
-    /// Ends the call with an error event, after recording it.
+    /// Ends the call, after recording it: with an error event where there is something to be said, and in any case
+    /// without a clean end.
     async fn fail(&mut self, status: CallStatus, error: ApiError) {
         self.source = Source::Ended;
         if self.recorder.is_done() {
@@ -389,8 +391,13 @@ impl Relay {
     }
 
     fn say(&mut self, error: &ApiError) {
-        let event = self.face.error_event(error);
-        self.ready.extend_from_slice(&event);
+        // The upstream said nothing, so there is nothing to be said for it: many clients take an error event for final,
+        // and try again when a connection breaks.
+        let is_cut = matches!(error.code, "upstream_truncated" | "upstream_stalled");
+        if !is_cut || self.face.api == ClientApi::OpenaiResponses {
+            let event = self.face.error_event(error);
+            self.ready.extend_from_slice(&event);
+        }
         self.source = Source::Ended;
         self.is_over = true;
         self.is_broken = true;

@@ -24,6 +24,7 @@ mod identify;
 mod models;
 mod options;
 mod probe;
+mod received;
 mod recorder;
 mod relay;
 mod reply;

@@ -9,10 +9,11 @@ use serde_json::value::RawValue;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::received::Received;
 use super::session::Session;
 use super::{Inner, verdict};
-use crate::protocol::chat::{Choice, Fed, Reply, ReplyError, Request};
-use crate::protocol::messages::{Assembled, Assembler};
+use crate::protocol::chat::{Choice, Reply, ReplyError, Request};
+use crate::protocol::messages::Assembled;
 use crate::record::{
     Call, CallId, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, SCHEMA_VERSION, SinkError,
     Usage, WeightSource, WeightSpan,
@@ -70,26 +71,6 @@ pub(super) struct Wire {
     pub(super) upstream_api: ClientApi,
 }
 
-/// The reply as the upstream's protocol is read.
-enum Received {
-    Chat(Reply),
-    Messages(Assembler),
-}
-
-impl Received {
-    fn new(upstream_api: ClientApi) -> Self {
-        match upstream_api {
-            ClientApi::AnthropicMessages => Self::Messages(Assembler::default()),
-            _ => Self::Chat(Reply::default()),
-        }
-    }
-}
-
-/// A chat event in the terms of one of Messages: what finishes a choice is held.
-const fn chat_event(fed: Fed) -> Assembled {
-    Assembled { fed, must_hold: fed.has_finish, is_end: false }
-}
-
 impl Recorder {
     pub(super) fn new(
         inner: Arc<Inner>,
@@ -134,10 +115,7 @@ impl Recorder {
 
     /// The reply so far.
     pub(super) const fn reply(&self) -> &Reply {
-        match &self.reply {
-            Received::Chat(reply) => reply,
-            Received::Messages(assembler) => assembler.reply(),
-        }
+        self.reply.so_far()
     }
 
     /// Reads a copy of a stream's event.
@@ -146,20 +124,14 @@ impl Recorder {
             Response::Events(events) => events.push(data.clone()),
             response => *response = Response::Events(vec![data.clone()]),
         }
-        let read = match &mut self.reply {
-            Received::Chat(reply) => reply.feed(data).map(chat_event),
-            Received::Messages(assembler) => assembler.event(name, data),
-        };
+        let read = self.reply.event(name, data);
         self.read(read)
     }
 
     /// Reads a copy of a whole body.
     pub(super) fn body(&mut self, body: &Bytes) {
         self.response = Response::Body(body.clone());
-        let read = match &mut self.reply {
-            Received::Chat(reply) => reply.feed(body).map(chat_event),
-            Received::Messages(assembler) => assembler.body(body),
-        };
+        let read = self.reply.body(body);
         self.read(read);
     }
 

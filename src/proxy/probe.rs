@@ -7,9 +7,10 @@ use serde_json::value::RawValue;
 
 use super::Inner;
 use super::session::Session;
+use crate::protocol::chat::Reply;
 use crate::record::{
     Call, CallId, CallKind, CallStatus, ClientApi, IdsSource, LogprobSemantics, SCHEMA_VERSION, Sampling,
-    WeightSource,
+    Usage, WeightSource,
 };
 use crate::upstream::ProbeExchange;
 
@@ -26,6 +27,13 @@ fn call(inner: &Inner, session: &Session, model: &str, probe: ProbeExchange) -> 
     let raw = |bytes: &[u8]| {
         String::from_utf8(bytes.to_vec()).ok().and_then(|text| RawValue::from_string(text).ok())
     };
+    // Its tokens were sampled like any others, and are accounted for.
+    let mut reply = Reply::default();
+    if let Err(error) = reply.feed(&probe.reply) {
+        tracing::debug!(%error, "the reply to a probe is no chat reply");
+    }
+    let choice = reply.choices.remove(&0).unwrap_or_default();
+    let source = |has_ids: bool| if has_ids { IdsSource::Engine } else { IdsSource::Absent };
     let is_ok = probe.error.is_none() && probe.status.is_some_and(|status| (200..300).contains(&status));
     Call {
         schema_version: SCHEMA_VERSION,
@@ -49,28 +57,33 @@ fn call(inner: &Inner, session: &Session, model: &str, probe: ProbeExchange) -> 
         upstream_kind: inner.upstream.kind(),
         upstream_api: ClientApi::OpenaiChat,
         model_requested: model.to_owned(),
-        model_served: None,
+        model_served: reply.model,
         received_at: i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX),
         ttft_us: None,
         duration_us: 0,
         client_request: None,
         upstream_request: raw(&probe.request),
         response: raw(&probe.reply),
-        prompt_token_ids: None,
-        prompt_ids_source: IdsSource::Absent,
-        completion_token_ids: None,
-        completion_ids_source: IdsSource::Absent,
-        completion_logprobs: None,
+        prompt_ids_source: source(reply.prompt_token_ids.is_some()),
+        prompt_token_ids: reply.prompt_token_ids,
+        completion_ids_source: source(choice.token_ids.is_some()),
+        completion_token_ids: choice.token_ids,
+        completion_logprobs: choice.logprobs,
         logprob_semantics: LogprobSemantics::Unknown,
         sampling_requested: Sampling::default(),
         sampling_sent: Sampling::default(),
         weight_spans: None,
         weight_source: WeightSource::Unknown,
         routing: None,
-        text: None,
+        text: Some(choice.text),
         tool_calls: None,
-        finish_reason: None,
-        usage: None,
+        finish_reason: choice.finish_reason,
+        usage: reply.usage.map(|usage| Usage {
+            prompt_tokens: usage.prompt_tokens,
+            completion_tokens: usage.completion_tokens,
+            cached_tokens: usage.cached_tokens,
+            reasoning_tokens: usage.reasoning_tokens,
+        }),
         status: if is_ok { CallStatus::Ok } else { CallStatus::UpstreamError },
         error: probe.error,
         trainable: false,

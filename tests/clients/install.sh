@@ -45,6 +45,17 @@ report() {
     fi
 }
 
+# again COMMAND...: up to three times, for a registry that is out of breath.
+again() {
+    local try
+    for try in 1 2 3; do
+        if "$@"; then return; fi
+        echo "attempt $try failed"
+        sleep 5
+    done
+    return 1
+}
+
 # npm_client NAME VERSION_COMMAND VERSION [npm options and packages]...
 # Runs VERSION_COMMAND in the new folder; its output must have VERSION in it.
 npm_client() {
@@ -56,7 +67,7 @@ npm_client() {
     mkdir -p "$folder/$name"
     {
         echo '{"private": true}' > "$folder/$name/package.json" &&
-            npm install --prefix "$folder/$name" --before="$before" "$@" &&
+            again npm install --prefix "$folder/$name" --before="$before" "$@" &&
             (cd "$folder/$name" && HOME=$folder/$name sh -c "$check" </dev/null) | tee /dev/stderr | grep -qF "$version"
     } >"$folder/logs/$name.log" 2>&1 || status=$?
     report "$name" "$what" "$status" $((SECONDS - start))
@@ -71,7 +82,7 @@ venv_client() {
     rm -rf "${folder:?}/$name" "$folder/stamps/$name"
     {
         "$python" -m venv "$folder/$name" &&
-            "$folder/$name/bin/pip" install --no-cache-dir --requirement "$list"
+            again "$folder/$name/bin/pip" install --no-cache-dir --requirement "$list"
     } >"$folder/logs/$name.log" 2>&1 || status=$?
     report "$name" "$what" "$status" $((SECONDS - start))
 }

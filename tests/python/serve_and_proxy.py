@@ -67,10 +67,12 @@ finally:
 assert str(upstream) in shown, f"another upstream was used: {shown}"
 
 rows = duckdb.sql(
-    f"select client_stream, len(prompt_token_ids), len(completion_token_ids), len(completion_logprobs), "
+    f"select kind, client_stream, len(prompt_token_ids), len(completion_token_ids), len(completion_logprobs), "
     f"usage.prompt_tokens, usage.completion_tokens from read_parquet('{folder}/date=*/*.parquet')"
 ).fetchall()
-assert sorted(row[0] for row in rows) == [False, False, True], rows
-for _, prompt, ids, logprobs, usage_prompt, usage_completion in rows:
+# lego's own probe of the upstream, and the three calls.
+kinds = sorted((kind, is_stream) for kind, is_stream, *_ in rows)
+assert kinds == [("probe", False), ("unknown", False), ("unknown", False), ("unknown", True)], rows
+for _, _, prompt, ids, logprobs, usage_prompt, usage_completion in rows:
     assert prompt == usage_prompt and ids == logprobs == usage_completion > 0, rows
 print("ok")

@@ -231,7 +231,11 @@ fn ctrl_c_ends_cleanly_and_resume_goes_on() {
     assert_eq!(legos_of(&run), Vec::<String>::new());
     let events = fs::read_to_string(run.join("events.jsonl")).expect("events");
     assert!(events.contains("\"interrupted\""), "{events}");
-    finished(&mut train(&config, &run, &["--resume"]));
+    // A flag that could have no effect is refused, one that says what the run has is not.
+    let refused = train(&config, &run, &["--resume", "--max-steps", "5"]).output().expect("lego runs");
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && text.contains("--max-steps 5 was given"), "{text}");
+    finished(&mut train(&config, &run, &["--resume", "--max-steps", "3"]));
     assert_eq!(report(&run)["steps"], 3);
 }
 

@@ -302,6 +302,17 @@ impl Config {
         self.secret("proxy.upstream_api_key_env", self.proxy.upstream_api_key_env.as_deref())
     }
 
+    /// The first key that a command-line flag set to another value than `other` has, as `flag value, other value`.
+    /// A run that is resumed keeps its config: such a flag would have no effect.
+    #[must_use]
+    pub fn flag_against(&self, other: &Self) -> Option<String> {
+        ["training.max_steps", "training.seed", "training.eval_interval"].into_iter().find_map(|key| {
+            let Origin::Flag(flag) = self.origin(key) else { return None };
+            let (asked, own) = (self.shown(key), other.shown(key));
+            (asked != own).then(|| format!("{flag} {asked} was given, and the run has {key} = {own}"))
+        })
+    }
+
     /// The token that clients must send, from the variable that `proxy.client_token_env` names.
     ///
     /// # Errors

@@ -28,7 +28,8 @@ pub use environment::{Environment, Secret};
 pub use error::ConfigError;
 pub use load::{Config, ConfigPaths, FileKind, Origin};
 pub use proxy::{
-    Durability, Harness, HarnessType, LlmConfigOverride, PinnedSampling, Proxy, Relay, UpstreamKind,
+    Durability, Harness, HarnessType, InlineSystem, LlmConfigOverride, PinnedSampling, Proxy, Relay,
+    UpstreamKind,
 };
 pub use sandbox::{AgentOom, Cache, Defense, NetworkPolicy, ReadonlyPaths, Sandbox, SandboxBackend};
 pub use train::{

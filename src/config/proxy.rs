@@ -39,6 +39,8 @@ pub struct Proxy {
     pub routing_top_k: Option<u32>,
     /// Serve a call that rewrites its session's history. `false` answers it with 409.
     pub history_rewrite_tolerance: bool,
+    /// What becomes of system messages within a conversation of Messages or Responses (Claude Code and Codex send them).
+    pub inline_system: InlineSystem,
     /// Bytes of a reply that may wait for a slow harness before lego stops reading from the upstream.
     pub stream_buffer_size: usize,
     /// Folder of the capture: one writer at a time.
@@ -106,6 +108,7 @@ impl Default for Proxy {
             routing_layers: None,
             routing_top_k: None,
             history_rewrite_tolerance: true,
+            inline_system: InlineSystem::Keep,
             stream_buffer_size: 65536,
             capture_dir: PathBuf::from("./captures"),
             probe_upstream: true,
@@ -185,6 +188,17 @@ pub enum UpstreamKind {
     Openai,
     /// A server that speaks Anthropic's Messages itself: no token ids, so nothing to train on.
     Anthropic,
+}
+
+/// System messages within a conversation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum InlineSystem {
+    /// They stay what they are.
+    #[default]
+    Keep,
+    /// They are said by the user: for chat templates that take a system message only at the beginning.
+    User,
 }
 
 /// How a reply is passed on.

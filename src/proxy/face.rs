@@ -6,7 +6,8 @@ use serde::Deserialize;
 
 use super::responses::Responses;
 use super::{Inner, reply};
-use crate::protocol::chat::Request;
+use crate::config::InlineSystem;
+use crate::protocol::chat::{self, Request};
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::translate::{Piece, ReplyNames, ReplyWriter, Translation};
 use crate::protocol::{completions, messages, responses};
@@ -45,6 +46,13 @@ impl Incoming {
                 Some(responses::translate(&body, names(&body), earlier.as_deref())?)
             }
             _ => None,
+        };
+        let translated = match translated {
+            Some(Translation { chat, reply }) if inner.options.inline_system == InlineSystem::User => {
+                let chat = chat::inline_system_as_user(&chat).map_err(|error| bad(error.to_string()))?;
+                Some(Translation { chat, reply })
+            }
+            translated => translated,
         };
         let request = match (&translated, api) {
             (Some(Translation { chat, .. }), _) => Request::parse(chat.clone()),

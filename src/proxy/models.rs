@@ -6,10 +6,11 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method, StatusCode, Uri, header};
+use serde_json::{Value, json};
 
 use super::{Shared, reply};
 use crate::protocol::error::{ApiError, ErrorType};
-use crate::record::ClientApi;
+use crate::record::{ClientApi, UpstreamKind};
 use crate::upstream::{self, UpstreamReply};
 
 const MAX_MODELS_BYTES: usize = 4 * 1024 * 1024;
@@ -17,13 +18,40 @@ const READY_LIMIT: Duration = Duration::from_secs(5);
 
 /// `GET /v1/models`: the upstream's list.
 pub(super) async fn models(State(shared): State<Shared>, headers: HeaderMap) -> Response {
+    // Clients of Anthropic's protocol say its version with every request.
+    let is_anthropic = headers.contains_key("anthropic-version");
+    let speaks_it = shared.inner.upstream.kind() == UpstreamKind::Anthropic;
     match ask_models(&shared, &headers).await {
+        Ok((status, headers, body)) if status.is_success() && is_anthropic && !speaks_it => {
+            let body = anthropic_models(&body).unwrap_or(body);
+            reply::whole(status, headers, body)
+        }
         Ok((status, headers, body)) => reply::whole(status, headers, body),
         Err(message) => {
             let error = ApiError::new(502, ErrorType::Upstream, "upstream_error", message);
             reply::error(ClientApi::OpenaiChat, &error)
         }
     }
+}
+
+/// OpenAI's list of models as Anthropic's; `None` if it is no such list.
+fn anthropic_models(list: &[u8]) -> Option<Bytes> {
+    let list: Value = serde_json::from_slice(list).ok()?;
+    let model = |model: &Value| {
+        let id = model["id"].as_str()?;
+        let created = model["created"].as_i64().unwrap_or(0);
+        let of_day = created.rem_euclid(86_400);
+        let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
+        let date = crate::capture::date_of(created.saturating_mul(1_000_000));
+        let at = format!("{date}T{hour:02}:{minute:02}:{second:02}Z");
+        Some(json!({"type": "model", "id": id, "display_name": id, "created_at": at}))
+    };
+    let models: Vec<Value> = list["data"].as_array()?.iter().filter_map(model).collect();
+    let end = |model: Option<&Value>| model.map_or(Value::Null, |model| model["id"].clone());
+    let (first, last) = (end(models.first()), end(models.last()));
+    Some(Bytes::from(
+        json!({"data": models, "has_more": false, "first_id": first, "last_id": last}).to_string(),
+    ))
 }
 
 async fn ask_models(shared: &Shared, headers: &HeaderMap) -> Result<(StatusCode, HeaderMap, Bytes), String> {
@@ -92,4 +120,20 @@ pub(super) async fn not_found(method: Method, uri: Uri) -> Response {
     };
     let message = format!("there is no {method} {path} here: {hint}");
     reply::error(reply::api_of(path), &ApiError::new(404, ErrorType::NotFound, "not_found", message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_models_reads_as_anthropics() {
+        let list =
+            br#"{"object":"list","data":[{"id":"a","object":"model","created":1796083199},{"id":"b"}]}"#;
+        let read: Value = serde_json::from_slice(&anthropic_models(list).expect("a list")).expect("JSON");
+        assert_eq!(read["data"][0]["created_at"], "2026-11-30T23:59:59Z");
+        assert_eq!(read["data"][1]["created_at"], "1970-01-01T00:00:00Z");
+        assert_eq!((&read["first_id"], &read["last_id"]), (&json!("a"), &json!("b")));
+        assert!(anthropic_models(b"[]").is_none() && anthropic_models(b"x").is_none());
+    }
 }

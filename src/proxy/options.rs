@@ -42,6 +42,8 @@ pub struct ProxyOptions {
     pub relay: config::Relay,
     /// Find out by one tiny call what the upstream can give.
     pub probes_upstream: bool,
+    /// Who says the system messages within a translated conversation.
+    pub inline_system: config::InlineSystem,
     /// False: a call that rewrites its session's history is answered with 409.
     pub history_rewrite_tolerance: bool,
     /// Most bytes of a reply held at once: what is taken from the upstream for one write to the client, and what is
@@ -77,6 +79,7 @@ impl ProxyOptions {
             wanted: Wanted { token_ids: config.capture_token_ids, logprobs: config.capture_logprobs },
             relay: config.relay,
             probes_upstream: config.probe_upstream,
+            inline_system: config.inline_system,
             history_rewrite_tolerance: config.history_rewrite_tolerance,
             stream_buffer_bytes: config.stream_buffer_size,
             commit_wait: config.commit_wait(),

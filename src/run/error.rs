@@ -9,6 +9,8 @@ pub enum RunError {
     FolderExists(PathBuf),
     #[error("no run to resume in {}: pass the --output-dir of a run that was started before", .0.display())]
     NothingToResume(PathBuf),
+    #[error("{0}: a resumed run keeps its own config. Leave the flag out, or start a new run")]
+    OtherConfig(String),
     #[error("the run in {} is in use by process {pid}: stop that one first", root.display())]
     InUse { root: PathBuf, pid: String },
     #[error("{}: {cause}", path.display())]

@@ -105,8 +105,12 @@ impl Run {
             (_, false) => None,
         };
         let config = match &resumed {
-            Some(folder) => Config::load_resolved(&folder.resolved_config(), Environment::from_process())
-                .map_err(|error| RunError::failed("reading the run's config")(error.into()))?,
+            Some(folder) => {
+                let own = Config::load_resolved(&folder.resolved_config(), Environment::from_process())
+                    .map_err(|error| RunError::failed("reading the run's config")(error.into()))?;
+                config.flag_against(&own).map_or(Ok(()), |flag| Err(RunError::OtherConfig(flag)))?;
+                own
+            }
             None => config,
         };
         config

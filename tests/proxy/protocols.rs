@@ -277,6 +277,29 @@ async fn a_response_can_be_gone_on_from() {
 }
 
 #[tokio::test]
+async fn system_messages_within_a_conversation_can_be_said_by_the_user() {
+    for (choice, expected) in [
+        (lego::config::InlineSystem::Keep, ["system", "system", "user"]),
+        (lego::config::InlineSystem::User, ["system", "user", "user"]),
+    ] {
+        let mut options = ProxyOptions::stand_alone();
+        options.inline_system = choice;
+        let setup = Setup::with(options, UpstreamKind::Vllm, Script::default()).await;
+        let mut body = messages(false);
+        body["messages"] = json!([{"role": "system", "content": "env"}, {"role": "user", "content": "look"}]);
+        assert_eq!(post(&format!("http://{}/v1/messages", setup.address), &body).await.status(), 200);
+        let asked = setup.mock.asked()[0].json();
+        let roles: Vec<&str> = asked["messages"]
+            .as_array()
+            .expect("list")
+            .iter()
+            .map(|m| m["role"].as_str().expect("role"))
+            .collect();
+        assert_eq!(roles, expected, "{asked}");
+    }
+}
+
+#[tokio::test]
 async fn tokens_are_counted_by_the_upstream_and_are_no_calls() {
     let setup = Setup::stand_alone(Script::default()).await;
     let url = format!("http://{}/v1/messages/count_tokens?beta=true", setup.address);

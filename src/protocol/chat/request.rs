@@ -130,6 +130,27 @@ impl Request {
     }
 }
 
+/// A chat request whose system messages behind the first message are said by the user: templates that take a system
+/// message only at the beginning refuse others. The conversation's prefix stays what it was from turn to turn.
+///
+/// # Errors
+/// [`json::ScanError`] if the body is no JSON object with a list of messages.
+pub fn inline_system_as_user(body: &Bytes) -> Result<Bytes, json::ScanError> {
+    let members = json::members(body, 0)?;
+    let Some(messages) = json::find(body, &members, "messages") else {
+        return Ok(body.clone());
+    };
+    let mut edits = Vec::new();
+    for message in json::elements(body, messages.value.start)?.into_iter().skip(1) {
+        let fields = json::members(body, message.start)?;
+        let role = json::find(body, &fields, "role").filter(|role| role.text(body) == b"\"system\"");
+        if let Some(role) = role {
+            edits.push(json::Edit { span: role.value.clone(), with: b"\"user\"".as_slice().into() });
+        }
+    }
+    Ok(if edits.is_empty() { body.clone() } else { Bytes::from(json::apply(body, &edits)) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,5 +177,20 @@ mod tests {
         assert!(reason("[]").contains("not a JSON object"));
         assert!(reason(r#"{"messages":[]}"#).contains("`model`"));
         assert!(reason(r#"{"model":"m"}"#).contains("`messages`"));
+    }
+
+    #[test]
+    fn only_system_messages_behind_the_first_message_change_their_role() {
+        let body = Bytes::from_static(
+            br#"{"messages": [{"role":"system","content":"a"}, {"content":"system","role": "system"},{"role":"user","content":"b"}],"model":"m"}"#,
+        );
+        let edited = inline_system_as_user(&body).expect("an object");
+        let expected = br#"{"messages": [{"role":"system","content":"a"}, {"content":"system","role": "user"},{"role":"user","content":"b"}],"model":"m"}"#;
+        assert_eq!(edited, expected.as_slice());
+        let plain = Bytes::from_static(br#"{"messages":[{"role":"system","content":"a"}]}"#);
+        assert_eq!(inline_system_as_user(&plain).expect("an object"), plain);
+        for broken in ["", "[]", r#"{"messages":3}"#, r#"{"messages":[3,4]}"#] {
+            assert!(inline_system_as_user(&Bytes::from_static(broken.as_bytes())).is_err(), "{broken}");
+        }
     }
 }

@@ -17,7 +17,7 @@
 //! - Nothing here panics on any input; what cannot be read is an error value.
 //!
 //! `eventsource-stream` is not used here: it decodes to text and forgets the original bytes, which the relay must
-//! forward unchanged, and it drops an unterminated last event. It is the independent client in the tests.
+//! forward unchanged, and it drops an unterminated last event.
 
 pub mod body;
 pub mod chat;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::Response;
+use axum::routing::{MethodRouter, post};
 use bytes::Bytes;
 use http::header::{self, HeaderMap};
 use http::{Method, StatusCode, Uri};
@@ -32,48 +33,11 @@ use crate::upstream::{self, Capabilities, UpstreamError, UpstreamReply};
 /// The answer of an upstream, on its way.
 pub(super) type Sending = Pin<Box<dyn Future<Output = Result<UpstreamReply, UpstreamError>> + Send>>;
 
-/// `POST …/v1/chat/completions`.
-pub(super) async fn chat(
-    state: State<Shared>,
-    path: Option<Path<String>>,
-    uri: Uri,
-    headers: HeaderMap,
-    body: Body,
-) -> Response {
-    handle(ClientApi::OpenaiChat, state, path, uri, headers, body).await
-}
-
-/// `POST …/v1/completions`.
-pub(super) async fn completions(
-    state: State<Shared>,
-    path: Option<Path<String>>,
-    uri: Uri,
-    headers: HeaderMap,
-    body: Body,
-) -> Response {
-    handle(ClientApi::OpenaiCompletions, state, path, uri, headers, body).await
-}
-
-/// `POST …/v1/responses`.
-pub(super) async fn responses(
-    state: State<Shared>,
-    path: Option<Path<String>>,
-    uri: Uri,
-    headers: HeaderMap,
-    body: Body,
-) -> Response {
-    handle(ClientApi::OpenaiResponses, state, path, uri, headers, body).await
-}
-
-/// `POST …/v1/messages`.
-pub(super) async fn messages(
-    state: State<Shared>,
-    path: Option<Path<String>>,
-    uri: Uri,
-    headers: HeaderMap,
-    body: Body,
-) -> Response {
-    handle(ClientApi::AnthropicMessages, state, path, uri, headers, body).await
+/// The handler of a model call in this protocol.
+pub(super) fn route(api: ClientApi) -> MethodRouter<Shared> {
+    post(move |state: State<Shared>, path: Option<Path<String>>, uri: Uri, headers: HeaderMap, body: Body| {
+        handle(api, state, path, uri, headers, body)
+    })
 }
 
 async fn handle(

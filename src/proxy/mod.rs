@@ -46,7 +46,7 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceBuilder;
 use tower_http::catch_panic::CatchPanicLayer;
 
-use crate::record::{CallSink, SessionId};
+use crate::record::{CallSink, ClientApi, SessionId};
 use crate::upstream::Upstream;
 
 pub use options::{Mode, ProxyOptions, RenderMetrics};
@@ -87,10 +87,10 @@ fn layered(routes: Router<Shared>, state: Shared) -> Router {
 fn model_routes(base: &str) -> Router<Shared> {
     let at = |route: &str| format!("{base}{route}");
     Router::new()
-        .route(&at("/chat/completions"), post(call::chat))
-        .route(&at("/completions"), post(call::completions))
-        .route(&at("/responses"), post(call::responses).get(models::no_websocket))
-        .route(&at("/messages"), post(call::messages))
+        .route(&at("/chat/completions"), call::route(ClientApi::OpenaiChat))
+        .route(&at("/completions"), call::route(ClientApi::OpenaiCompletions))
+        .route(&at("/responses"), call::route(ClientApi::OpenaiResponses).get(models::no_websocket))
+        .route(&at("/messages"), call::route(ClientApi::AnthropicMessages))
         .route(&at("/messages/count_tokens"), post(count::count_tokens))
         .route(&at("/models"), get(models::models))
 }

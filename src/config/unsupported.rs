@@ -118,6 +118,12 @@ impl Notes<'_> {
             "the token-in relay does not exist yet",
             "Set it to auto, live or destreamed.",
         );
+        self.refuse_if(
+            proxy.upstream_kind == UpstreamKind::Anthropic && proxy.pinned_sampling.is_some(),
+            "proxy.pinned_sampling",
+            "requests pass unchanged to a server of Messages",
+            "Take it out, or use another upstream.",
+        );
     }
 
     fn policy(&mut self) {

@@ -25,7 +25,7 @@ use super::{Inner, Shared, identify, probe, reply, retry, whole};
 use crate::config::Relay as RelayChoice;
 use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
-use crate::protocol::{self, json};
+use crate::protocol::json;
 use crate::record::{CallId, CallStatus, ClientApi, SinkError, UpstreamKind};
 use crate::upstream::dialect::{self, Approach, Prepared, SamplingPlan, Wanted};
 use crate::upstream::{self, Capabilities, UpstreamError, UpstreamReply};
@@ -211,16 +211,7 @@ impl Call {
         };
         let wanted = inner.options.wanted;
         let wanted = if attempt.is_plain { Wanted { token_ids: false, logprobs: false } } else { wanted };
-        let mut prepared = dialect::prepare(approach, wanted, self.plan, &self.request, model)?;
-        if face.upstream_api == ClientApi::AnthropicMessages {
-            // The client's own bytes pass, but for the model's name.
-            let body = protocol::body::Body::parse(self.body.clone());
-            prepared.body = match (model, body) {
-                (Some(model), Ok(body)) => body.edited(&[("model", format!("{model:?}"))], &[])?,
-                _ => self.body.clone(),
-            };
-        }
-        Ok(prepared)
+        dialect::prepare(approach, wanted, self.plan, &self.request, model)
     }
 
     fn recorder(

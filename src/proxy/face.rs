@@ -40,6 +40,8 @@ impl Incoming {
             return Err(bad(message.to_owned()));
         }
         let translated = match api {
+            // What a server of Messages takes is for it to say: lego reads the members that both protocols have.
+            ClientApi::AnthropicMessages if speaks_messages => None,
             ClientApi::AnthropicMessages => Some(messages::translate(&body, names(&body))?),
             ClientApi::OpenaiResponses => {
                 let earlier = inner.responses.earlier(&responses::Kept::read(&body)?);
@@ -65,8 +67,6 @@ impl Incoming {
         };
         let request = request.map_err(|error| bad(error.to_string()))?;
         let (upstream_api, writer) = match translated {
-            // The bytes pass; the translation is only how lego reads the request.
-            Some(_) if speaks_messages => (ClientApi::AnthropicMessages, None),
             Some(Translation { reply, .. }) => (ClientApi::OpenaiChat, Some(reply)),
             None => (api, None),
         };

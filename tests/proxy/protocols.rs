@@ -363,7 +363,10 @@ async fn an_upstream_that_speaks_messages_is_passed_through_byte_for_byte() {
     let upstream = Upstream::http(&url, kind, Some("sk-real-canary"), timeouts()).expect("upstream");
     let mock = Mock::in_process(Script::default());
     let setup = Setup::in_front_of(upstream, ProxyOptions::stand_alone(), mock).await;
-    let reply = text(post(&format!("http://{}/v1/messages", setup.address), &messages(true)).await).await;
+    // What has no chat form is for that upstream to take.
+    let mut body = messages(true);
+    body["tools"] = json!([{"type": "bash_20250124", "name": "bash"}]);
+    let reply = text(post(&format!("http://{}/v1/messages", setup.address), &body).await).await;
     assert_eq!(String::from_utf8_lossy(&reply), STREAM);
     let call = &setup.sink.calls(1).await[0];
     assert_eq!((call.status, call.upstream_api), (CallStatus::Ok, ClientApi::AnthropicMessages));

@@ -84,6 +84,19 @@ fn an_upstream_without_token_ids_is_refused_by_the_trainer_naming_the_key() {
 }
 
 #[test]
+fn sampling_that_cannot_be_pinned_is_refused() {
+    let text = r#"{"proxy": {"upstream_base_url": "https://api.example.com", "upstream_kind": "anthropic",
+        "pinned_sampling": {"temperature": 1.0}}}"#;
+    let config = load(FileKind::Proxy, text, &[]).expect("accepted");
+    let refusal = config.refuse_unsupported(Use::Proxy).expect_err("refused").to_string();
+    assert!(refusal.contains("proxy.pinned_sampling") && refusal.contains("Messages"), "{refusal}");
+    let refusal = config.refuse_unsupported(Use::Eval).expect_err("refused").to_string();
+    assert!(refusal.contains("proxy.upstream_kind"), "{refusal}");
+    let other = load(FileKind::Proxy, &text.replace("anthropic", "openai"), &[]).expect("accepted");
+    other.refuse_unsupported(Use::Proxy).expect("a chat server takes it");
+}
+
+#[test]
 fn a_misspelt_key_is_an_error_with_its_nearest_name() {
     let text = message(FileKind::Train, "[training]\nlearning_rat = 1e-4\n");
     assert!(text.contains("train.toml: training.learning_rat: unknown key"), "{text}");

@@ -16,6 +16,7 @@ mod agent;
 mod capture;
 mod config;
 mod doctor;
+mod eval;
 mod launch;
 mod proxy;
 mod sandbox;
@@ -42,6 +43,7 @@ pub struct Cli {
 enum Command {
     Train(train::Args),
     Launch(launch::Args),
+    Eval(eval::Args),
     Proxy(proxy::Args),
     Serve(serve::Args),
     Sft(sft::Args),
@@ -63,6 +65,7 @@ impl Cli {
         match self.command {
             Command::Train(args) => train::run(args),
             Command::Launch(args) => launch::run(args),
+            Command::Eval(args) => eval::run(args),
             Command::Proxy(args) => proxy::run(args),
             Command::Serve(args) => serve::run(args),
             Command::Sft(args) => sft::run(args),

@@ -2,20 +2,16 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context as _;
 
-use crate::capture::{self, Writer, WriterOptions};
-use crate::config::{self, Config, ConfigPaths, Environment, UpstreamKind, Use};
-use crate::engine::{Engine, EngineOptions};
+use crate::capture::{Writer, WriterOptions};
+use crate::config::{Config, ConfigPaths, Environment, Use};
 use crate::model::Model;
 use crate::proxy::{self, Mode, Proxy, ProxyOptions, SessionSampling};
-use crate::record;
-use crate::serve::{self, ServeState};
-use crate::text::{ChatTemplate, Tokenizer};
-use crate::upstream::routing::RoutingHint;
-use crate::upstream::{Timeouts, Upstream};
+use crate::record::PolicyVersion;
+use crate::run;
+use crate::upstream::Upstream;
 
 /// Run the capture proxy alone: forward model calls and store their exact tokens and log-probabilities.
 ///
@@ -75,7 +71,7 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     let listener = proxy::listen(host, port, client_token.is_some()).await?;
     let upstream = upstream(config).await?;
     let writer_options =
-        WriterOptions { durability: durability(settings.durability), ..WriterOptions::default() };
+        WriterOptions { durability: run::durability(settings.durability), ..WriterOptions::default() };
     let writer = Arc::new(Writer::open(&settings.capture_dir, writer_options)?);
     let sampling = match &settings.pinned_sampling {
         Some(pinned) => SessionSampling::Pinned { temperature: pinned.temperature, seed: pinned.seed },
@@ -117,50 +113,15 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
 }
 
 async fn upstream(config: &Config) -> anyhow::Result<Upstream> {
-    let settings = &config.proxy;
-    let timeouts = Timeouts {
-        connect: Duration::from_secs(settings.connect_timeout_secs),
-        first_byte: Duration::from_secs(settings.first_byte_timeout_secs),
-        idle: Duration::from_secs(settings.idle_timeout_secs),
-    };
-    if settings.is_embedded() {
-        let path = settings.model_path.clone();
-        let router = tokio::task::spawn_blocking(move || embedded(&path)).await??;
-        return Ok(Upstream::in_process(router, timeouts));
+    if !config.proxy.is_embedded() {
+        return Ok(run::http_upstream(config)?);
     }
-    let kind = match settings.upstream_kind {
-        UpstreamKind::Auto | UpstreamKind::Vllm => record::UpstreamKind::Vllm,
-        UpstreamKind::Embedded => record::UpstreamKind::Embedded,
-        UpstreamKind::Sglang => record::UpstreamKind::Sglang,
-        UpstreamKind::Openai => record::UpstreamKind::Openai,
-        UpstreamKind::Anthropic => record::UpstreamKind::Anthropic,
-    };
-    let key = config.upstream_api_key()?;
-    let key = key.as_ref().map(config::Secret::expose);
-    let authorities = settings.upstream_ca_file.as_ref().map(|path| {
-        std::fs::read(path).with_context(|| format!("proxy.upstream_ca_file: cannot read {}", path.display()))
+    let config = config.clone();
+    let loading = tokio::task::spawn_blocking(move || {
+        let folder = config.model_path();
+        let model = Arc::new(Model::load(folder)?);
+        let (_, served) = run::embedded(&config, folder, model, PolicyVersion::default())?;
+        anyhow::Ok(served.upstream)
     });
-    let authorities = authorities.transpose()?;
-    let url = &settings.upstream_base_url;
-    let upstream = Upstream::http_trusting(url, kind, key, timeouts, authorities.as_deref())?;
-    let hint = RoutingHint { layers: settings.routing_layers, top_k: settings.routing_top_k };
-    Ok(upstream.with_routing_hint(settings.capture_expert_routing.then_some(hint)))
-}
-
-/// The embedded engine behind its router.
-fn embedded(path: &Path) -> anyhow::Result<axum::Router> {
-    let model = Arc::new(Model::load(path)?);
-    let tokenizer = Arc::new(Tokenizer::load(path)?);
-    let template = Arc::new(ChatTemplate::load(path)?);
-    let options = EngineOptions::for_model(&model);
-    let engine = Engine::start(model, options)?;
-    let name = path.file_name().map_or_else(|| "policy".into(), |name| name.to_string_lossy().into_owned());
-    Ok(serve::router(ServeState::new(engine, tokenizer, template, vec![name])))
-}
-
-const fn durability(durability: config::Durability) -> capture::Durability {
-    match durability {
-        config::Durability::PowerLoss => capture::Durability::Full,
-        config::Durability::ProcessKill => capture::Durability::None,
-    }
+    loading.await?
 }

@@ -14,6 +14,24 @@ use crate::run::{self, Report, RunError, TrainOptions};
 /// and train.toml in this folder, where they exist.
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Optimizer steps.
+    #[arg(long, value_name = "N")]
+    max_steps: Option<u64>,
+    /// Evaluate on held-out tasks every N steps, besides before and after. 0: only before and after.
+    #[arg(long, value_name = "N")]
+    eval_interval: Option<u64>,
+    /// Seed of everything random.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+/// The files that a run is configured by, and its dataset.
+#[derive(Debug, clap::Args)]
+pub struct ConfigArgs {
     /// Tasks in SWE-bench's schema, one JSON object a line.
     #[arg(long, value_name = "FILE")]
     dataset: Option<PathBuf>,
@@ -26,17 +44,30 @@ pub struct Args {
     /// Sandboxes' config [default: sandbox.toml, if it is there].
     #[arg(long, value_name = "FILE")]
     sandbox_config: Option<PathBuf>,
-    /// Optimizer steps.
-    #[arg(long, value_name = "N")]
-    max_steps: Option<u64>,
-    /// Evaluate on held-out tasks every N steps, besides before and after. 0: only before and after.
-    #[arg(long, value_name = "N")]
-    eval_interval: Option<u64>,
-    /// Seed of everything random.
-    #[arg(long, value_name = "N")]
-    seed: Option<u64>,
-    #[command(flatten)]
-    run: RunArgs,
+}
+
+impl ConfigArgs {
+    /// # Errors
+    /// A config that cannot be used.
+    pub fn load(self) -> anyhow::Result<Config> {
+        let mut paths = ConfigPaths::in_folder(Path::new("."));
+        for (kind, path) in [
+            (FileKind::Proxy, self.proxy_config),
+            (FileKind::Sandbox, self.sandbox_config),
+            (FileKind::Train, self.config),
+        ] {
+            if let Some(path) = path {
+                paths = paths.with(kind, path);
+            }
+        }
+        let config = Config::load(&paths, Environment::from_process())?;
+        Ok(match self.dataset {
+            Some(path) => {
+                config.set("training.dataset", path.to_string_lossy().into_owned().into(), "--dataset")?
+            }
+            None => config,
+        })
+    }
 }
 
 /// Flags of a run that are not in the config files.
@@ -57,20 +88,8 @@ pub struct RunArgs {
 /// # Errors
 /// A config that cannot be used, or what stopped the run.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let mut paths = ConfigPaths::in_folder(Path::new("."));
-    for (kind, path) in [
-        (FileKind::Proxy, args.proxy_config),
-        (FileKind::Sandbox, args.sandbox_config),
-        (FileKind::Train, args.config),
-    ] {
-        if let Some(path) = path {
-            paths = paths.with(kind, path);
-        }
-    }
-    let mut config = Config::load(&paths, Environment::from_process())?;
-    let dataset = args.dataset.map(|path| path.to_string_lossy().into_owned().into());
+    let mut config = args.config.load()?;
     for (key, value, flag) in [
-        ("training.dataset", dataset, "--dataset"),
         ("training.max_steps", args.max_steps.map(Into::into), "--max-steps"),
         ("training.eval_interval", args.eval_interval.map(Into::into), "--eval-interval"),
         ("training.seed", args.seed.map(Into::into), "--seed"),
@@ -95,7 +114,10 @@ pub fn start(config: Config, args: RunArgs) -> anyhow::Result<()> {
     let report: Report = super::block_on(async {
         let stop = super::stop_on_signal();
         run::train(config, options, stop).await.map_err(|error| match error {
-            RunError::Stopped => anyhow::Error::new(RunError::Stopped),
+            RunError::Stopped => {
+                eprintln!("`lego train --resume` goes on with it");
+                anyhow::Error::new(RunError::Stopped)
+            }
             other => anyhow::Error::new(other).context("the run failed"),
         })
     })

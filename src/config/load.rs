@@ -187,6 +187,12 @@ impl Config {
         Self::finish(&schema, layers, environment, errors)
     }
 
+    /// Folder of the embedded policy.
+    #[must_use]
+    pub fn model_path(&self) -> &Path {
+        self.policy.model_path.as_ref().unwrap_or(&self.proxy.model_path)
+    }
+
     /// Reads a run's `config.resolved.toml`, as [`Config::to_resolved_toml`] wrote it.
     ///
     /// # Errors

@@ -15,7 +15,9 @@ use super::{
 pub enum Use {
     /// `lego proxy`: the proxy alone.
     Proxy,
-    /// `lego train`, `launch`, `eval`: proxy, sandboxes and trainer.
+    /// `lego eval`: proxy and sandboxes.
+    Eval,
+    /// `lego train`, `launch`: proxy, sandboxes and trainer.
     Train,
 }
 
@@ -68,10 +70,13 @@ impl Config {
     pub fn notes(&self, purpose: Use) -> Vec<Note> {
         let mut notes = Notes { config: self, found: Vec::new() };
         notes.proxy();
-        if purpose == Use::Train {
-            notes.policy();
+        if purpose != Use::Proxy {
             notes.harness();
             notes.sandbox();
+            notes.trials(purpose);
+        }
+        if purpose == Use::Train {
+            notes.policy();
             notes.training();
         }
         notes.found
@@ -249,6 +254,21 @@ impl Notes<'_> {
         self.no_effect("sandbox.cache.cache_ttl_hours", "no image is cached");
     }
 
+    fn trials(&mut self, purpose: Use) {
+        self.refuse_if(
+            self.config.training.reward.r#type != RewardType::TaskSuccess,
+            "training.reward.type",
+            "only hidden tests give a reward",
+            "Set it to task_success.",
+        );
+        self.refuse_if(
+            purpose == Use::Eval && self.config.proxy.upstream_kind == UpstreamKind::Anthropic,
+            "proxy.upstream_kind",
+            "trials pin the sampling, and requests pass unchanged to a server of Messages",
+            "Evaluate a chat server.",
+        );
+    }
+
     fn training(&mut self) {
         let training = &self.config.training;
         self.refuse_if(
@@ -262,12 +282,6 @@ impl Notes<'_> {
             "training.async.enable",
             "training is synchronous",
             "Set it to false.",
-        );
-        self.refuse_if(
-            training.reward.r#type != RewardType::TaskSuccess,
-            "training.reward.type",
-            "only hidden tests give a reward",
-            "Set it to task_success.",
         );
         self.refuse_if(
             training.temperature != 1.0,

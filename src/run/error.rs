@@ -2,11 +2,15 @@
 
 use std::path::PathBuf;
 
+use crate::config::ConfigError;
+
 /// Errors of the composition root. Those of the rooms below are passed on with what was being done.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error("{} already holds a run: pass --resume to go on with it, or another --output-dir", .0.display())]
     FolderExists(PathBuf),
+    #[error("{} holds an evaluation, which does not resume: start it again with another --output-dir", .0.display())]
+    NotATraining(PathBuf),
     #[error("no run to resume in {}: pass the --output-dir of a run that was started before", .0.display())]
     NothingToResume(PathBuf),
     #[error("{0}: a resumed run keeps its own config. Leave the flag out, or start a new run")]
@@ -25,12 +29,19 @@ pub enum RunError {
     Unbalanced { sampled: u64, booked: u64 },
     #[error("every trial failed by broken machinery, the first like this: {0}")]
     AllInvalid(String),
-    #[error("stopped; pass --resume to go on")]
+    #[error("stopped")]
     Stopped,
+    #[error("{0}")]
+    Config(#[from] ConfigError),
 }
 
 impl RunError {
-    /// An error of a room below, with what was being done.
+    /// What was being done when `error` came, in its own words.
+    pub fn because<E: std::fmt::Display>(doing: &'static str) -> impl FnOnce(E) -> Self {
+        move |error| Self::Failed { doing, cause: error.to_string() }
+    }
+
+    /// An error of a room below with all its causes, and what was being done.
     pub fn failed(doing: &'static str) -> impl FnOnce(anyhow::Error) -> Self {
         move |error| Self::Failed { doing, cause: format!("{error:#}") }
     }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::RunError;
+use crate::config::Config;
 
 /// `runs/<name>/`, held by this process.
 #[derive(Debug)]
@@ -21,6 +22,27 @@ pub struct RunFolder {
 #[derive(Serialize, Deserialize)]
 struct RunState {
     incarnation: u32,
+    #[serde(default)]
+    kind: RunKind,
+}
+
+/// What a run folder is of; its name begins with it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunKind {
+    #[default]
+    Train,
+    /// `lego eval`: it is not resumed.
+    Eval,
+}
+
+impl RunKind {
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Eval => "eval",
+        }
+    }
 }
 
 impl RunFolder {
@@ -28,11 +50,20 @@ impl RunFolder {
     ///
     /// # Errors
     /// [`RunError::FolderExists`] if `root` already holds a run.
-    pub fn create(root: &Path) -> Result<Self, RunError> {
+    pub fn create(root: &Path, kind: RunKind) -> Result<Self, RunError> {
         if root.join("run.json").exists() {
             return Err(RunError::FolderExists(root.to_owned()));
         }
-        Self::open(root, 0)
+        Self::open(root, RunState { incarnation: 0, kind })
+    }
+
+    /// Makes a new run folder under `runs`, with a name of its own.
+    ///
+    /// # Errors
+    /// [`RunError::Io`].
+    pub fn create_in(runs: &Path, kind: RunKind) -> Result<Self, RunError> {
+        // Names sort by time: UUIDv7's text begins with it.
+        Self::create(&runs.join(format!("{}-{}", kind.prefix(), uuid::Uuid::now_v7().simple())), kind)
     }
 
     /// Opens the folder of a run that was stopped or killed, to go on with it.
@@ -44,10 +75,13 @@ impl RunFolder {
         let text = fs::read_to_string(&path).map_err(|_| RunError::NothingToResume(root.to_owned()))?;
         let state: RunState = serde_json::from_str(&text)
             .map_err(|error| RunError::Broken { path, cause: error.to_string() })?;
-        Self::open(root, state.incarnation + 1)
+        if state.kind == RunKind::Eval {
+            return Err(RunError::NotATraining(root.to_owned()));
+        }
+        Self::open(root, RunState { incarnation: state.incarnation + 1, ..state })
     }
 
-    fn open(root: &Path, incarnation: u32) -> Result<Self, RunError> {
+    fn open(root: &Path, state: RunState) -> Result<Self, RunError> {
         let io = |path: &Path| {
             let path = path.to_owned();
             move |source| RunError::Io { path, source }
@@ -72,17 +106,17 @@ impl RunFolder {
         }
         lock.set_len(0).map_err(io(&lock_path))?;
         (&lock).write_all(std::process::id().to_string().as_bytes()).map_err(io(&lock_path))?;
-        let folder = Self { root, incarnation, _lock: lock };
+        let folder = Self { root, incarnation: state.incarnation, _lock: lock };
         // Workspaces of a killed run are of no use to its next start.
         folder.clear_scratch()?;
         for dir in [folder.trials(), folder.checkpoints(), folder.reports(), folder.scratch()] {
             fs::create_dir_all(&dir).map_err(io(&dir))?;
         }
-        write_json(&folder.root.join("run.json"), &RunState { incarnation })?;
+        write_json(&folder.root.join("run.json"), &state)?;
         Ok(folder)
     }
 
-    /// The newest run under `runs`, by the name's order (names start with the date).
+    /// The newest training run under `runs`, by the name's order.
     ///
     /// # Errors
     /// [`RunError::NothingToResume`] if there is none.
@@ -93,6 +127,10 @@ impl RunFolder {
             .flatten()
             .map(|entry| entry.path())
             .filter(|path| path.join("run.json").exists())
+            .filter(|path| {
+                let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+                !name.is_some_and(|name| name.starts_with(RunKind::Eval.prefix()))
+            })
             .max()
             .ok_or_else(|| RunError::NothingToResume(runs.to_owned()))
     }
@@ -109,6 +147,15 @@ impl RunFolder {
     /// The config that the run was started with.
     pub fn resolved_config(&self) -> PathBuf {
         self.root.join("config.resolved.toml")
+    }
+
+    /// Keeps the config that the run was started with.
+    ///
+    /// # Errors
+    /// [`RunError::Io`] names the file.
+    pub fn keep_config(&self, config: &Config) -> Result<(), RunError> {
+        let path = self.resolved_config();
+        fs::write(&path, config.to_resolved_toml()).map_err(|source| RunError::Io { path, source })
     }
 
     pub fn captures(&self) -> PathBuf {
@@ -170,8 +217,8 @@ mod tests {
     fn a_run_is_never_overwritten_and_never_shared() {
         let temp = tempfile::tempdir().expect("temp");
         let root = temp.path().join("r1");
-        let first = RunFolder::create(&root).expect("new");
-        assert!(matches!(RunFolder::create(&root), Err(RunError::FolderExists(_))));
+        let first = RunFolder::create(&root, RunKind::Train).expect("new");
+        assert!(matches!(RunFolder::create(&root, RunKind::Train), Err(RunError::FolderExists(_))));
         let in_use = RunFolder::resume(&root).expect_err("locked");
         assert!(in_use.to_string().contains(&std::process::id().to_string()), "{in_use}");
         fs::write(first.scratch().join("left"), "x").expect("write");
@@ -179,6 +226,16 @@ mod tests {
         let second = RunFolder::resume(&root).expect("resume");
         assert_eq!(second.incarnation(), 1);
         assert!(!second.scratch().join("left").exists());
+    }
+
+    #[test]
+    fn an_evaluation_is_not_taken_for_a_training_run() {
+        let temp = tempfile::tempdir().expect("temp");
+        let folder = RunFolder::create_in(temp.path(), RunKind::Eval).expect("new");
+        let root = folder.root().to_owned();
+        drop(folder);
+        assert!(matches!(RunFolder::newest(temp.path()), Err(RunError::NothingToResume(_))));
+        assert!(matches!(RunFolder::resume(&root), Err(RunError::NotATraining(_))));
     }
 
     #[test]

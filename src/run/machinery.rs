@@ -1,23 +1,19 @@
-//! Everything a trial needs, wired once: engine, upstream, proxy, capture, sandboxes, tasks.
+//! Everything a trial needs beside the policy, wired once: proxy, capture, sandboxes, tasks.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::RunError;
+use super::folder::RunFolder;
+use super::policy::ServedPolicy;
 use crate::capture::{self, Writer, WriterOptions};
-use crate::config::{AgentOom, Config, HarnessType, SandboxBackend};
-use crate::engine::{Engine, EngineOptions};
+use crate::config::{self, AgentOom, Config, HarnessType, SandboxBackend};
 use crate::harness::{CommandLine, Harness, Mini};
-use crate::model::Model;
-use crate::proxy::{Mode, Proxy, ProxyOptions, VersionSource};
-use crate::record::PolicyVersion;
+use crate::proxy::{Mode, Proxy, ProxyOptions};
 use crate::rollout::{TrialEnv, TrialOptions};
 use crate::sandbox::{self, Backend, Choice, Limits};
-use crate::serve::{self, ServeState};
 use crate::task::{Dataset, TaskStore, Verifier, VerifierOptions};
-use crate::text::{ChatTemplate, Tokenizer};
-use crate::upstream::{Timeouts, Upstream};
 
 /// Reward of a trial that the policy itself made invalid, with `penalize_invalid_trajectory`: below the 0
 /// of an honest failure.
@@ -30,61 +26,39 @@ pub struct Places {
     pub scratch: PathBuf,
 }
 
+impl Places {
+    pub fn of(folder: &RunFolder) -> Self {
+        Self { captures: folder.captures(), trials: folder.trials(), scratch: folder.scratch() }
+    }
+}
+
 /// The running machinery.
 pub struct Machinery {
     pub env: Arc<TrialEnv>,
-    pub engine: Engine,
     pub writer: Arc<Writer>,
     pub max_concurrent: usize,
 }
 
 impl Machinery {
-    /// Starts everything. `model` is the policy at `version`.
+    /// Starts everything. The harnesses' calls go to `policy`.
     ///
     /// # Errors
     /// The first part that cannot be started, with its own remedy.
     pub async fn start(
         config: &Config,
         dataset: &Dataset,
-        model_path: &Path,
-        model: Arc<Model>,
-        version: PolicyVersion,
+        policy: ServedPolicy,
         places: Places,
         allow_weak: bool,
     ) -> Result<Self, RunError> {
         let backend = backend(config, &places, allow_weak).await?;
-        let tokenizer = Tokenizer::load(model_path).map_err(failed("loading the tokenizer"))?;
-        let template = ChatTemplate::load(model_path).map_err(failed("loading the chat template"))?;
-        let max_context = match config.policy.max_context_tokens {
-            Some(tokens) => tokens,
-            None => model.config().max_position_embeddings,
-        };
-        let engine_options = EngineOptions {
-            max_batch: config.policy.max_batch,
-            cache_slots: 2 * config.policy.max_batch,
-            max_context,
-            threads: config.training.kernel_threads(),
-            first_version: version,
-            ..EngineOptions::for_model(&model)
-        };
-        let engine = Engine::start(model, engine_options).map_err(failed("starting the embedded engine"))?;
-        let model_name = model_name(config, model_path);
-        let state = ServeState::new(
-            engine.clone(),
-            Arc::new(tokenizer),
-            Arc::new(template),
-            vec![model_name.clone()],
+        let ServedPolicy { upstream, model_name, version } = policy;
+        let writer_options =
+            WriterOptions { durability: durability(config.proxy.durability), ..WriterOptions::default() };
+        let writer = Arc::new(
+            Writer::open(&places.captures, writer_options)
+                .map_err(RunError::because("opening the captures"))?,
         );
-        let timeouts = Timeouts {
-            connect: Duration::from_secs(config.proxy.connect_timeout_secs),
-            first_byte: Duration::from_secs(config.proxy.first_byte_timeout_secs),
-            idle: Duration::from_secs(config.proxy.idle_timeout_secs),
-        };
-        let upstream = Upstream::in_process(serve::router(state), timeouts);
-
-        let writer_options = WriterOptions { durability: durability(config), ..WriterOptions::default() };
-        let writer =
-            Arc::new(Writer::open(&places.captures, writer_options).map_err(failed("opening the captures"))?);
         report_recovery(&writer);
         let mode = Mode::Trainer { policy_model: model_name.clone() };
         let options = ProxyOptions::from_config(&config.proxy, mode, None);
@@ -102,10 +76,6 @@ impl Machinery {
                 timeout: Duration::from_secs(config.sandbox.verify_timeout_sec),
             },
         );
-        let policy_version: VersionSource = {
-            let engine = engine.clone();
-            Arc::new(move || engine.version())
-        };
         let env = TrialEnv {
             backend,
             proxy,
@@ -121,11 +91,11 @@ impl Machinery {
                 is_agent_oom_graded: config.sandbox.agent_oom == AgentOom::Grade,
                 invalid_reward: config.training.reward.penalize_invalid_trajectory.then_some(INVALID_REWARD),
             },
-            policy_version,
+            policy_version: version,
             scratch: places.scratch,
             trials: places.trials,
         };
-        Ok(Self { env: Arc::new(env), engine, writer, max_concurrent: config.sandbox.max_concurrent })
+        Ok(Self { env: Arc::new(env), writer, max_concurrent: config.sandbox.max_concurrent })
     }
 
     /// Ends running calls, and returns when every capture is durable.
@@ -136,12 +106,6 @@ impl Machinery {
             tracing::warn!("captures stay in the journal: {problem}");
         }
     }
-}
-
-/// The name under which the embedded policy is served.
-fn model_name(config: &Config, model_path: &Path) -> String {
-    let folder = || model_path.file_name().map(|name| name.to_string_lossy().into_owned());
-    config.policy.model_name.clone().or_else(folder).unwrap_or_else(|| "policy".to_owned())
 }
 
 async fn backend(config: &Config, places: &Places, allow_weak: bool) -> Result<Arc<dyn Backend>, RunError> {
@@ -162,7 +126,7 @@ async fn backend(config: &Config, places: &Places, allow_weak: bool) -> Result<A
         work_dirs: vec![places.scratch.clone()],
         ..sandbox::Options::default()
     };
-    let backend = sandbox::select_with(&options).await.map_err(failed("choosing a sandbox"))?;
+    let backend = sandbox::select_with(&options).await.map_err(RunError::because("choosing a sandbox"))?;
     let found = backend.capabilities();
     tracing::info!(
         "sandbox: {} ({}), memory {:?}, processes {:?}, disk {:?}{}",
@@ -185,7 +149,8 @@ fn harness(config: &Config) -> Result<Arc<dyn Harness>, RunError> {
         HarnessType::Mini => {
             let max_turns = u32::try_from(config.training.max_turns).unwrap_or(u32::MAX);
             let max_tokens = u32::try_from(config.training.max_new_tokens).ok();
-            let mini = Mini::this_binary(max_turns, max_tokens).map_err(failed("finding lego's binary"))?;
+            let mini = Mini::this_binary(max_turns, max_tokens)
+                .map_err(RunError::because("finding lego's binary"))?;
             Ok(Arc::new(mini))
         }
         _ => Err(RunError::Failed {
@@ -205,10 +170,11 @@ fn limits(config: &Config) -> Limits {
     }
 }
 
-fn durability(config: &Config) -> capture::Durability {
-    match config.proxy.durability {
-        crate::config::Durability::PowerLoss => capture::Durability::Full,
-        crate::config::Durability::ProcessKill => capture::Durability::None,
+/// What a record must survive, as the store calls it.
+pub const fn durability(durability: config::Durability) -> capture::Durability {
+    match durability {
+        config::Durability::PowerLoss => capture::Durability::Full,
+        config::Durability::ProcessKill => capture::Durability::None,
     }
 }
 
@@ -217,8 +183,4 @@ fn report_recovery(writer: &Writer) {
     if !recovery.torn.is_empty() {
         tracing::warn!("captures: torn tails of a killed writer were cut off: {:?}", recovery.torn);
     }
-}
-
-fn failed<E: std::fmt::Display>(doing: &'static str) -> impl FnOnce(E) -> RunError {
-    move |error| RunError::Failed { doing, cause: error.to_string() }
 }

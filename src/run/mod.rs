@@ -8,11 +8,13 @@
 
 mod account;
 mod error;
+mod eval;
 mod evaluation;
 mod folder;
 mod learner;
 mod machinery;
 mod metrics;
+mod policy;
 mod progress;
 mod report;
 mod training;
@@ -20,7 +22,10 @@ mod waves;
 
 pub use account::TokenAccount;
 pub use error::RunError;
+pub use eval::{EvalOptions, EvalReport, eval};
 pub use evaluation::{Evaluation, Rates, TaskScore};
 pub use folder::{RunFolder, write_json};
+pub use machinery::durability;
+pub use policy::{ServedPolicy, embedded, http_upstream};
 pub use report::{CurvePoint, Report};
 pub use training::{TrainOptions, train};

@@ -9,18 +9,19 @@ use tokio_util::sync::CancellationToken;
 
 use super::account::TokenAccount;
 use super::evaluation::Evaluation;
-use super::folder::{RunFolder, write_json};
+use super::folder::{RunFolder, RunKind, write_json};
 use super::machinery::{Machinery, Places};
 use super::metrics::{StepTimes, row};
 use super::progress::Progress;
 use super::report::{CurvePoint, Report};
 use super::waves::{self, Wave};
-use super::{RunError, learner};
+use super::{RunError, learner, policy};
 use crate::config::{Config, Environment, Use};
+use crate::engine::Engine;
 use crate::model::Model;
 use crate::record::{Disposition, PolicyVersion};
 use crate::rollout::{TaskOrder, derive_seed};
-use crate::task::{Dataset, Split, Task};
+use crate::task::{Split, Task};
 use crate::telemetry::{Event, EventLog, LogFile, RunMetrics, log_to_file};
 use crate::train::{Checkpoints, Episode, Learner};
 
@@ -62,6 +63,7 @@ struct Run {
     learner: Learner,
     checkpoints: Checkpoints,
     companions: Vec<PathBuf>,
+    engine: Engine,
     machinery: Machinery,
     metrics: RunMetrics,
     events: EventLog,
@@ -106,48 +108,34 @@ impl Run {
         };
         let config = match &resumed {
             Some(folder) => {
-                let own = Config::load_resolved(&folder.resolved_config(), Environment::from_process())
-                    .map_err(|error| RunError::failed("reading the run's config")(error.into()))?;
+                let own = Config::load_resolved(&folder.resolved_config(), Environment::from_process())?;
                 config.flag_against(&own).map_or(Ok(()), |flag| Err(RunError::OtherConfig(flag)))?;
                 own
             }
             None => config,
         };
-        config
-            .refuse_unsupported(Use::Train)
-            .map_err(|error| RunError::failed("checking the config")(error.into()))?;
+        config.refuse_unsupported(Use::Train)?;
 
-        let dataset_path = config.training.dataset.clone().ok_or_else(|| RunError::Failed {
-            doing: "opening the dataset",
-            cause: "none is named: pass --dataset FILE or set training.dataset in train.toml".to_owned(),
-        })?;
-        let dataset = Dataset::load(&dataset_path)
-            .map_err(|error| RunError::failed("opening the dataset")(error.into()))?;
-        let tasks = |split| dataset.split(split).cloned().map(Arc::new).collect::<Vec<_>>();
-        let train_tasks = tasks(Split::Train);
-        let mut heldout_tasks = tasks(Split::Heldout);
-        if config.training.eval_tasks > 0 {
-            heldout_tasks.truncate(config.training.eval_tasks);
-        }
+        let dataset = waves::dataset(&config)?;
+        let train_tasks = waves::tasks(&dataset, Split::Train, 0);
+        let heldout_tasks = waves::tasks(&dataset, Split::Heldout, config.training.eval_tasks);
         let order =
             TaskOrder::new(train_tasks.len(), config.training.seed).ok_or_else(|| RunError::Failed {
                 doing: "opening the dataset",
-                cause: format!("{} has no task with split = \"train\"", dataset_path.display()),
+                cause: "it has no task with split = \"train\"".to_owned(),
             })?;
 
-        let model_path = config.policy.model_path.clone().unwrap_or_else(|| config.proxy.model_path.clone());
+        let model_path = config.model_path().to_owned();
         let model =
             Model::load(&model_path).map_err(|error| RunError::failed("loading the policy")(error.into()))?;
         let mut learner = learner::new(&config.training, model)?;
         let folder = match (resumed, &options.output_dir) {
             (Some(folder), _) => folder,
-            (None, Some(dir)) => RunFolder::create(dir)?,
-            (None, None) => RunFolder::create(&runs.join(folder_name()))?,
+            (None, Some(dir)) => RunFolder::create(dir, RunKind::Train)?,
+            (None, None) => RunFolder::create_in(&runs, RunKind::Train)?,
         };
         if !options.resume {
-            let path = folder.resolved_config();
-            std::fs::write(&path, config.to_resolved_toml())
-                .map_err(|source| RunError::Io { path, source })?;
+            folder.keep_config(&config)?;
         }
         let log = log_to_file(&folder.root().join("train.log"))
             .map_err(|error| RunError::failed("opening train.log")(error.into()))?;
@@ -176,18 +164,10 @@ impl Run {
                 resumed_at_step: resumed_at,
             })
             .map_err(|error| RunError::failed("writing events.jsonl")(error.into()))?;
-        let places =
-            Places { captures: folder.captures(), trials: folder.trials(), scratch: folder.scratch() };
-        let machinery = Machinery::start(
-            &config,
-            &dataset,
-            &model_path,
-            Arc::new(learner.model().clone()),
-            carried.version,
-            places,
-            options.allow_weak_sandbox,
-        )
-        .await?;
+        let model = Arc::new(learner.model().clone());
+        let (engine, served) = policy::embedded(&config, &model_path, model, carried.version)?;
+        let weak = options.allow_weak_sandbox;
+        let machinery = Machinery::start(&config, &dataset, served, Places::of(&folder), weak).await?;
         eprintln!("run folder: {}", folder.root().display());
         Ok(Self {
             companions: companions(&model_path),
@@ -199,6 +179,7 @@ impl Run {
             order,
             learner,
             checkpoints,
+            engine,
             machinery,
             metrics,
             events,
@@ -262,7 +243,6 @@ impl Run {
         let started = Instant::now();
         let model = Arc::new(self.learner.model().clone());
         self.carried.version = self
-            .machinery
             .engine
             .publish(model)
             .map_err(|error| RunError::failed("publishing new weights")(error.into()))?;
@@ -378,33 +358,11 @@ impl Run {
             label,
             self.folder.incarnation(),
         )?;
-        let progress = Progress::start("evaluation", specs.len() as u64);
-        progress.line(&format!("held-out evaluation ({label}): {} trials", specs.len()));
-        let version = self.carried.version;
-        let wave =
-            waves::wave(&self.machinery, specs, version, &mut self.events, &progress, &self.stop).await?;
-        progress.finish();
-        let evaluation = waves::evaluation_of(self.carried.step, training.eval_samples, &wave)?;
+        let at = waves::At { step: self.carried.step, version: self.carried.version, label };
+        let (machinery, events) = (&self.machinery, &mut self.events);
+        let evaluation =
+            waves::evaluate(machinery, specs, at, training.eval_samples, events, &self.stop).await?;
         write_json(&path, &evaluation)?;
-        let rates = &evaluation.rates;
-        progress.line(&format!(
-            "held-out evaluation ({label}): solve rate {:.1} %, greedy {:.1} %, pass@{} {:.1} %, {:.0} s",
-            100.0 * rates.solve_rate,
-            100.0 * rates.greedy.unwrap_or(0.0),
-            training.eval_samples,
-            100.0 * rates.pass_at_k,
-            wave.wall.as_secs_f64(),
-        ));
-        let event = Event::Evaluation {
-            step: self.carried.step,
-            policy_version: version,
-            tasks: rates.tasks as u64,
-            samples: training.eval_samples as u64,
-            solve_rate: Some(rates.solve_rate),
-            greedy_solve_rate: rates.greedy,
-            pass_at_k: Some(rates.pass_at_k),
-        };
-        self.event(&event)?;
         Ok(Some(evaluation))
     }
 
@@ -482,11 +440,6 @@ fn companions(model_path: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Sorts by time: UUIDv7's text begins with it.
-fn folder_name() -> String {
-    format!("train-{}", uuid::Uuid::now_v7().simple())
-}
-
-fn version_text() -> String {
+pub fn version_text() -> String {
     format!("{} ({})", env!("CARGO_PKG_VERSION"), env!("LEGO_GIT_COMMIT"))
 }

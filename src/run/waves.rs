@@ -9,15 +9,33 @@ use super::RunError;
 use super::evaluation::{Evaluation, EvaluationTrial};
 use super::machinery::Machinery;
 use super::progress::Progress;
-use crate::config::Training;
+use crate::config::{Config, Training};
 use crate::record::{EpisodeId, GroupId, InfraFailure, Outcome, PolicyVersion, TrialId};
 use crate::rollout::{Purpose, RolloutError, TaskOrder, TrialResult, TrialSpec, derive_seed, run_wave};
-use crate::task::Task;
+use crate::task::{Dataset, Split, Task};
 use crate::telemetry::{Event, EventLog};
 
 /// What seeds are for; numbers that must never change.
 const TRAINING_SEEDS: u64 = 1;
 const EVALUATION_SEEDS: u64 = 2;
+
+/// The dataset that the config names.
+///
+/// # Errors
+/// None is named, or it cannot be read: file and line.
+pub fn dataset(config: &Config) -> Result<Dataset, RunError> {
+    let path = config.training.dataset.as_ref().ok_or_else(|| RunError::Failed {
+        doing: "opening the dataset",
+        cause: "none is named: pass --dataset FILE or set training.dataset in train.toml".to_owned(),
+    })?;
+    Dataset::load(path).map_err(|error| RunError::failed("opening the dataset")(error.into()))
+}
+
+/// The first `most` tasks of a split in the dataset's order; 0: all.
+pub fn tasks(dataset: &Dataset, split: Split, most: usize) -> Vec<Arc<Task>> {
+    let most = if most == 0 { usize::MAX } else { most };
+    dataset.split(split).take(most).cloned().map(Arc::new).collect()
+}
 
 /// Trials of one policy version: whole groups, in the order of the run's tasks.
 pub fn training_specs(
@@ -179,11 +197,58 @@ fn describe(failure: &InfraFailure) -> String {
     }
 }
 
+/// What is evaluated: the policy at this step and version, under this name in messages.
+#[derive(Debug, Clone, Copy)]
+pub struct At<'a> {
+    pub step: u64,
+    pub version: PolicyVersion,
+    pub label: &'a str,
+}
+
+/// Runs the trials of an evaluation, and tells its rates.
+///
+/// # Errors
+/// As [`wave`]; [`RunError::Unbalanced`] when its tokens do not add up.
+pub async fn evaluate(
+    machinery: &Machinery,
+    specs: Vec<TrialSpec>,
+    at: At<'_>,
+    samples: usize,
+    events: &mut EventLog,
+    stop: &CancellationToken,
+) -> Result<Evaluation, RunError> {
+    let At { step, version, label } = at;
+    let progress = Progress::start("evaluation", specs.len() as u64);
+    progress.line(&format!("evaluation ({label}): {} trials", specs.len()));
+    let wave = wave(machinery, specs, version, events, &progress, stop).await?;
+    progress.finish();
+    let evaluation = evaluation_of(step, samples, &wave)?;
+    let rates = &evaluation.rates;
+    let greedy = rates.greedy.map(|rate| format!(", greedy {:.1} %", 100.0 * rate)).unwrap_or_default();
+    progress.line(&format!(
+        "evaluation ({label}): solve rate {:.1} %{greedy}, pass@{samples} {:.1} %, {:.0} s",
+        100.0 * rates.solve_rate,
+        100.0 * rates.pass_at_k,
+        wave.wall.as_secs_f64(),
+    ));
+    let event = Event::Evaluation {
+        step,
+        policy_version: version,
+        tasks: rates.tasks as u64,
+        samples: samples as u64,
+        solve_rate: Some(rates.solve_rate),
+        greedy_solve_rate: rates.greedy,
+        pass_at_k: Some(rates.pass_at_k),
+    };
+    events.write(&event).map_err(|error| RunError::failed("writing events.jsonl")(error.into()))?;
+    Ok(evaluation)
+}
+
 /// Solve rates of an evaluation's trials.
 ///
 /// # Errors
 /// [`RunError::Unbalanced`] when its tokens do not add up.
-pub fn evaluation_of(step: u64, samples: usize, wave: &Wave) -> Result<Evaluation, RunError> {
+fn evaluation_of(step: u64, samples: usize, wave: &Wave) -> Result<Evaluation, RunError> {
     let trials: Vec<EvaluationTrial> = wave
         .results
         .iter()

@@ -1,8 +1,9 @@
 //! Harnesses of other protocols in front of a chat upstream: their replies, live, and the records behind them.
 
+use eventsource_stream::Eventsource as _;
+use futures_util::{FutureExt as _, StreamExt as _};
 use lego::protocol::chat::Reply;
 use lego::protocol::messages::Assembler;
-use lego::protocol::sse::Parser;
 use lego::proxy::ProxyOptions;
 use lego::record::{Call, CallStatus, ClientApi, UpstreamKind};
 use lego::upstream::Upstream;
@@ -42,17 +43,16 @@ fn responses(stream: bool) -> Value {
     })
 }
 
-/// (name, data) of every event.
+/// (name, data) of every event, as a parser that is not lego's reads them.
 fn events(stream: &[u8]) -> Vec<(String, Value)> {
-    let mut parser = Parser::new();
-    parser.push(stream);
-    let mut events = Vec::new();
-    while let Some(event) = parser.next_event() {
-        if event.has_data() {
-            events.push((event.name.clone(), serde_json::from_slice(&event.data()).expect("JSON")));
-        }
-    }
-    events
+    let pieces = futures_util::stream::iter([Ok::<_, std::convert::Infallible>(stream)]);
+    let events = pieces.eventsource().map(|event| {
+        let event = event.expect("an event");
+        // Without a name, an event is a message.
+        let name = if event.event == "message" { String::new() } else { event.event };
+        (name, serde_json::from_str(&event.data).expect("JSON"))
+    });
+    events.collect::<Vec<_>>().now_or_never().expect("all bytes are there")
 }
 
 fn read_messages(stream: &[u8]) -> Reply {

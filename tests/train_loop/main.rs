@@ -1,4 +1,4 @@
-//! `lego train` from outside: real trials in real sandboxes, on the bundled policy and tasks.
+//! `lego train` and `lego eval` from outside: real trials in real sandboxes, on the bundled policy and tasks.
 
 #![cfg(target_os = "linux")]
 
@@ -10,6 +10,9 @@ use std::process::{Child, Command, Output, Stdio};
 use lego::capture::{Query, Reader};
 use lego::telemetry::{MetricValue, read_column};
 use serde_json::Value;
+
+mod evaluation;
+mod full_disk;
 
 /// Columns that must be equal between two runs of one seed, to the bit.
 const REPEATABLE: [&str; 10] = [

@@ -1,0 +1,100 @@
+//! The policy as an upstream of the proxy: the embedded engine behind its router, or a server over HTTP.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::RunError;
+use crate::config::{self, Config, Secret, UpstreamKind};
+use crate::engine::{Engine, EngineOptions};
+use crate::model::Model;
+use crate::proxy::VersionSource;
+use crate::record::{self, PolicyVersion};
+use crate::serve::{self, ServeState};
+use crate::text::{ChatTemplate, Tokenizer};
+use crate::upstream::routing::RoutingHint;
+use crate::upstream::{Timeouts, Upstream};
+
+/// What answers the trials' calls.
+pub struct ServedPolicy {
+    pub upstream: Upstream,
+    /// Its name there.
+    pub model_name: String,
+    /// The version that it samples with now.
+    pub version: VersionSource,
+}
+
+/// Starts the embedded engine with `model`, which was loaded from `folder`, as version `first`.
+///
+/// # Errors
+/// A tokenizer or template that cannot be read, options that cannot work.
+pub fn embedded(
+    config: &Config,
+    folder: &Path,
+    model: Arc<Model>,
+    first: PolicyVersion,
+) -> Result<(Engine, ServedPolicy), RunError> {
+    let tokenizer = Tokenizer::load(folder).map_err(RunError::because("loading the tokenizer"))?;
+    let template = ChatTemplate::load(folder).map_err(RunError::because("loading the chat template"))?;
+    let policy = &config.policy;
+    let options = EngineOptions {
+        max_batch: policy.max_batch,
+        cache_slots: 2 * policy.max_batch,
+        max_context: policy.max_context_tokens.unwrap_or(model.config().max_position_embeddings),
+        threads: config.training.kernel_threads(),
+        first_version: first,
+        ..EngineOptions::for_model(&model)
+    };
+    let engine = Engine::start(model, options).map_err(RunError::because("starting the embedded engine"))?;
+    let folder_name = || folder.file_name().map(|name| name.to_string_lossy().into_owned());
+    let name = policy.model_name.clone().or_else(folder_name).unwrap_or_else(|| "policy".to_owned());
+    let state = ServeState::new(engine.clone(), Arc::new(tokenizer), Arc::new(template), vec![name.clone()]);
+    let version = {
+        let engine = engine.clone();
+        Arc::new(move || engine.version())
+    };
+    let upstream = Upstream::in_process(serve::router(state), timeouts(&config.proxy));
+    Ok((engine, ServedPolicy { upstream, model_name: name, version }))
+}
+
+/// The server at the configured base URL, with its key.
+///
+/// # Errors
+/// A key variable that is not set, a CA file that cannot be read, a URL that is none.
+pub fn http_upstream(config: &Config) -> Result<Upstream, RunError> {
+    let settings = &config.proxy;
+    let kind = match settings.upstream_kind {
+        UpstreamKind::Auto | UpstreamKind::Vllm => record::UpstreamKind::Vllm,
+        UpstreamKind::Embedded => record::UpstreamKind::Embedded,
+        UpstreamKind::Sglang => record::UpstreamKind::Sglang,
+        UpstreamKind::Openai => record::UpstreamKind::Openai,
+        UpstreamKind::Anthropic => record::UpstreamKind::Anthropic,
+    };
+    let key = config.upstream_api_key()?;
+    let key = key.as_ref().map(Secret::expose);
+    let authorities = settings.upstream_ca_file.as_ref().map(|path| {
+        std::fs::read(path).map_err(|source| RunError::Failed {
+            doing: "reading proxy.upstream_ca_file",
+            cause: format!("{}: {source}", path.display()),
+        })
+    });
+    let authorities = authorities.transpose()?;
+    let upstream = Upstream::http_trusting(
+        &settings.upstream_base_url,
+        kind,
+        key,
+        timeouts(settings),
+        authorities.as_deref(),
+    )
+    .map_err(RunError::because("using proxy.upstream_base_url"))?;
+    let hint = RoutingHint { layers: settings.routing_layers, top_k: settings.routing_top_k };
+    Ok(upstream.with_routing_hint(settings.capture_expert_routing.then_some(hint)))
+}
+
+fn timeouts(settings: &config::Proxy) -> Timeouts {
+    Timeouts {
+        connect: Duration::from_secs(settings.connect_timeout_secs),
+        first_byte: Duration::from_secs(settings.first_byte_timeout_secs),
+        idle: Duration::from_secs(settings.idle_timeout_secs),
+    }
+}

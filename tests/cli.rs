@@ -64,3 +64,28 @@ fn show_gives_every_value_with_its_origin() {
     let upstream = shown["proxy.upstream_base_url"]["origin"].as_str().expect("text");
     assert!(upstream.contains("policy.upstream"), "{upstream}");
 }
+
+#[test]
+fn a_routes_missing_key_is_told_before_anything_starts() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let route = r#"{"proxy": {"listen_port": 0, "routes": {"judge": {"upstream_base_url": "http://h:1", "upstream_api_key_env": "LEGO_TEST_NO_KEY"}}}}"#;
+    std::fs::write(folder.path().join("proxy_config.json"), route).expect("written");
+    let output = lego(&["proxy"], folder.path());
+    assert_eq!(output.status.code(), Some(2));
+    let error = text(&output.stderr);
+    for part in ["proxy_config.json", "proxy.routes.judge.upstream_api_key_env", "LEGO_TEST_NO_KEY"] {
+        assert!(error.contains(part), "{error}");
+    }
+    assert!(!folder.path().join("captures").exists());
+    let output = lego(&["config", "check"], folder.path());
+    assert!(text(&output.stdout).contains("LEGO_TEST_NO_KEY is not set"), "{}", text(&output.stdout));
+    let output = lego(&["config", "show"], folder.path());
+    let shown = text(&output.stdout);
+    for part in [
+        "proxy.routes.judge.upstream_base_url = \"http://h:1\"",
+        "proxy.routes.judge.idle_timeout_secs = 300",
+        "as proxy.idle_timeout_secs",
+    ] {
+        assert!(shown.contains(part), "{part} in {shown}");
+    }
+}

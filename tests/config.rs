@@ -250,3 +250,127 @@ fn the_reference_is_up_to_date() {
         assert!(generated.contains(&format!("| `{key}` |")), "{key}");
     }
 }
+
+const ROUTES: &str = r#"{"proxy": {
+    "upstream_base_url": "http://main:1", "upstream_kind": "sglang", "upstream_api_key_env": "MAIN_KEY",
+    "idle_timeout_secs": 7, "routes": {
+        "alias": {"models": ["gpt-4.1", "claude-3.5"], "upstream_model": "m"},
+        "judge": {"upstream_base_url": "http://${JUDGE_HOST}:2", "kind": "judge", "requests_per_minute": "${RPM}"},
+        "plain": {},
+        "slow": {"upstream_api_key_env": "SLOW_KEY", "idle_timeout_secs": 9}
+    }}}"#;
+
+#[test]
+fn a_route_has_the_proxys_values_where_it_gives_none_but_never_another_servers_key() {
+    let variables = [("JUDGE_HOST", "s3cr3t-host"), ("RPM", "30"), ("MAIN_KEY", "k1")];
+    let config = load(FileKind::Proxy, ROUTES, &variables).expect("valid");
+    let routes = &config.proxy.routes;
+    let server = |name: &str| config.proxy.server_of(name, &routes[name]);
+    let alias = server("alias");
+    assert_eq!((alias.base_url.as_str(), alias.kind), ("http://main:1", UpstreamKind::Sglang));
+    assert!(!routes["alias"].has_own_server() && !routes["plain"].has_own_server());
+    assert_eq!(routes["plain"].model_names("plain"), ["plain"]);
+    assert_eq!(routes["judge"].requests_per_minute, Some(30));
+    let judge = server("judge");
+    assert_eq!((judge.base_url.as_str(), judge.kind), ("http://s3cr3t-host:2", UpstreamKind::Auto));
+    assert_eq!((judge.api_key_env, judge.idle_timeout.as_secs()), (None, 7));
+    let slow = server("slow");
+    assert_eq!((slow.base_url.as_str(), slow.idle_timeout.as_secs()), ("http://main:1", 9));
+    let error = config.server_key(&slow).expect_err("not set").to_string();
+    assert!(
+        error.contains("proxy.routes.slow.upstream_api_key_env: environment variable SLOW_KEY"),
+        "{error}"
+    );
+    assert_eq!(config.servers().len(), 3, "the default, judge and slow");
+    assert!(config.has_default_route());
+
+    let shown = format!("{:?} {}", config.entries(), config.to_resolved_toml());
+    assert!(!shown.contains("s3cr3t") && shown.contains("${JUDGE_HOST}"), "{shown}");
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = folder.path().join("config.resolved.toml");
+    std::fs::write(&path, config.to_resolved_toml()).expect("written");
+    let again = Config::load_resolved(&path, environment(&variables)).expect("valid");
+    assert_eq!(again.proxy, config.proxy);
+}
+
+#[test]
+fn without_an_upstream_of_its_own_the_proxy_serves_its_routes_only() {
+    let only = r#"{"proxy": {"routes": {"judge": {"upstream_base_url": "http://h:1"}}}}"#;
+    let config = load(FileKind::Proxy, only, &[]).expect("valid");
+    assert!(!config.has_default_route());
+    assert!(config.embedded_models().is_empty(), "no engine is started");
+    let config = config.set("proxy.upstream_base_url", json!("http://h:2"), "--upstream").expect("valid");
+    assert!(config.has_default_route());
+    assert!(Config::defaults(Environment::default()).expect("valid").has_default_route());
+}
+
+#[test]
+fn an_empty_table_is_not_an_absent_one() {
+    let config = load(FileKind::Proxy, r#"{"proxy": {"pinned_sampling": {}}}"#, &[]).expect("valid");
+    assert_eq!(config.proxy.pinned_sampling.expect("pinned").temperature, 1.0);
+    assert!(Config::defaults(Environment::default()).expect("valid").proxy.pinned_sampling.is_none());
+    assert_eq!(load(FileKind::Train, "[training.async]\n", &[]).expect("valid").training.seed, 1);
+}
+
+#[test]
+fn routes_that_cannot_be_are_refused_naming_the_key() {
+    let with = |routes: &str| message(FileKind::Proxy, &format!(r#"{{"proxy": {{"routes": {routes}}}}}"#));
+    for (routes, parts) in [
+        (r#"{"a": {"modle": []}}"#, vec!["proxy.routes.a.modle: unknown key", "Did you mean models?"]),
+        (r#"{"a": {"kind": "juge"}}"#, vec!["proxy.routes.a.kind = \"juge\"", "Did you mean \"judge\"?"]),
+        (r#"{"gpt-4.1": {}}"#, vec!["proxy.routes = \"gpt-4.1\"", "letters, digits"]),
+        (r#"{"a": 3}"#, vec!["proxy.routes.a = 3"]),
+        (r#"{"a": {"models": []}}"#, vec!["proxy.routes.a.models", "no model name"]),
+        (
+            r#"{"a": {"models": ["m"]}, "m": {}}"#,
+            vec!["proxy.routes.m.models", "also a model of the route a"],
+        ),
+        (r#"{"a": {"max_concurrent": 0}}"#, vec!["proxy.routes.a.max_concurrent = 0"]),
+        (r#"{"a": {"requests_per_second": 0}}"#, vec!["proxy.routes.a.requests_per_second = 0"]),
+        (r#"{"a": {"upstream_base_url": "h:1"}}"#, vec!["proxy.routes.a.upstream_base_url", "http(s) URL"]),
+        (r#"{"a": {"upstream_kind": "vllm"}}"#, vec!["proxy.routes.a.upstream_kind", "the embedded engine"]),
+        (
+            r#"{"a": {"pinned_sampling": {"temperature": -1}}}"#,
+            vec!["proxy.routes.a.pinned_sampling.temperature"],
+        ),
+    ] {
+        let text = with(routes);
+        assert!(parts.iter().all(|part| text.contains(part)), "{parts:?} in {text}");
+    }
+    for routes in [
+        r#"{"a": {"upstream_base_url": "http://h:1", "upstream_api_key_env": "sk-s3cr3t"}}"#,
+        r#"{"a": {"upstream_base_url": "http://me:s3cr3t@h:1"}}"#,
+    ] {
+        let text = with(routes);
+        assert!(text.contains("proxy.routes.a.upstream_") && !text.contains("s3cr3t"), "{text}");
+    }
+    for (rule, part) in [
+        (r#"{"pattern": "("}"#, "not a regular expression"),
+        (r#"{"pattern": "a*"}"#, "an empty text"),
+        ("{}", "an empty text"),
+    ] {
+        let text = message(
+            FileKind::Proxy,
+            &format!(r#"{{"proxy": {{"volatile": {{"rules": {{"date": {rule}}}}}}}}}"#),
+        );
+        assert!(text.contains("proxy.volatile.rules.date.pattern") && text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn a_trainers_routes_are_not_the_policys() {
+    let refusal = |route: &str| {
+        let text = format!(r#"{{"proxy": {{"routes": {{"a": {route}}}}}, "harness": {{"type": "mini"}}}}"#);
+        let config = load(FileKind::Proxy, &text, &[]).expect("accepted");
+        config.refuse_unsupported(Use::Train).err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    for route in ["{}", r#"{"kind": "policy"}"#] {
+        assert!(refusal(route).contains("proxy.routes.a.kind"), "{}", refusal(route));
+    }
+    assert!(!refusal(r#"{"kind": "aux", "upstream_base_url": "http://h:1"}"#).contains("proxy.routes"));
+    let engine = r#"{"kind": "teacher", "model_path": "models/other"}"#;
+    assert!(refusal(engine).contains("proxy.routes.a.upstream_base_url"), "{}", refusal(engine));
+    let messages =
+        r#"{"upstream_base_url": "http://h:1", "upstream_kind": "anthropic", "pinned_sampling": {}}"#;
+    assert!(refusal(messages).contains("proxy.routes.a.upstream_kind"), "{}", refusal(messages));
+}

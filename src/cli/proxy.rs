@@ -7,11 +7,8 @@ use anyhow::Context as _;
 
 use crate::capture::{Writer, WriterOptions};
 use crate::config::{Config, ConfigPaths, Environment, Use};
-use crate::model::Model;
 use crate::proxy::{self, Mode, Proxy, ProxyOptions, SessionSampling};
-use crate::record::PolicyVersion;
 use crate::run;
-use crate::upstream::Upstream;
 
 /// Run the capture proxy alone: forward model calls and store their exact tokens and log-probabilities.
 ///
@@ -65,26 +62,37 @@ fn load(args: Args) -> anyhow::Result<Config> {
 
 async fn serve(config: &Config) -> anyhow::Result<()> {
     let settings = &config.proxy;
+    // A variable that is missing is told before anything is loaded.
+    for server in config.servers() {
+        config.server_key(&server)?;
+    }
     let client_token = config.client_token()?.map(|token| token.expose().to_owned());
     let page = crate::telemetry::install_prometheus()?;
     let (host, port) = (settings.listen_host.as_str(), settings.listen_port);
     let listener = proxy::listen(host, port, client_token.is_some()).await?;
-    let upstream = upstream(config).await?;
+    let (default, routes) = {
+        let config = config.clone();
+        tokio::task::spawn_blocking(move || run::upstreams(&config)).await??
+    };
     let writer_options =
         WriterOptions { durability: run::durability(settings.durability), ..WriterOptions::default() };
     let writer = Arc::new(Writer::open(&settings.capture_dir, writer_options)?);
     let sampling = match &settings.pinned_sampling {
-        Some(pinned) => SessionSampling::Pinned { temperature: pinned.temperature, seed: pinned.seed },
+        Some(pinned) => SessionSampling::from(pinned),
         None => SessionSampling::PassThrough,
     };
     let mode = Mode::StandAlone { sampling, model_map: settings.model_map.clone() };
     let mut options = ProxyOptions::from_config(settings, mode, client_token);
     options.render_metrics = Some(Arc::new(move || page.render()));
-    let upstream_name = upstream.name();
-    let proxy = Proxy::new(options, Arc::clone(&writer) as _, upstream);
+    let mut answers: Vec<String> = default.iter().map(|upstream| upstream.name()).collect();
+    answers.extend(
+        routes.iter().map(|route| format!("{} ({})", route.upstream.name(), route.models.join(", "))),
+    );
+    let proxy = Proxy::with_routes(options, Arc::clone(&writer) as _, default, routes);
     eprintln!(
-        "lego proxy: http://{}/v1 -> {upstream_name}, captures in {}",
+        "lego proxy: http://{}/v1 -> {}, captures in {}",
         listener.local_addr()?,
+        answers.join("; "),
         settings.capture_dir.display()
     );
     let admin = match (settings.admin_listen_port, config.admin_token()?) {
@@ -110,18 +118,4 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
         eprintln!("warning: captures stay in the journal: {problem}");
     }
     Ok(())
-}
-
-async fn upstream(config: &Config) -> anyhow::Result<Upstream> {
-    if !config.proxy.is_embedded() {
-        return Ok(run::http_upstream(config)?);
-    }
-    let config = config.clone();
-    let loading = tokio::task::spawn_blocking(move || {
-        let folder = config.model_path();
-        let model = Arc::new(Model::load(folder)?);
-        let (_, served) = run::embedded(&config, folder, model, PolicyVersion::default())?;
-        anyhow::Ok(served.upstream)
-    });
-    loading.await?
 }

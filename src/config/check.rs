@@ -1,9 +1,10 @@
 //! Values that cannot be, alone or together.
 
+mod routes;
+
 use std::net::IpAddr;
 
-use super::read::is_variable_name;
-use super::{Config, ConfigError, UpstreamKind};
+use super::{Config, ConfigError};
 
 impl Config {
     /// Everything that is wrong with the values.
@@ -11,6 +12,8 @@ impl Config {
         let mut found = Problems { config: self, errors: Vec::new() };
         found.proxy();
         found.upstream();
+        found.routes();
+        found.volatile();
         found.sandbox();
         found.batches();
         found.training();
@@ -74,9 +77,6 @@ impl Problems<'_> {
         self.positive("proxy.stream_buffer_size", proxy.stream_buffer_size as u64);
         self.positive("proxy.max_body_bytes", proxy.max_body_bytes as u64);
         self.positive("proxy.max_in_flight", proxy.max_in_flight as u64);
-        self.positive("proxy.connect_timeout_secs", proxy.connect_timeout_secs);
-        self.positive("proxy.first_byte_timeout_secs", proxy.first_byte_timeout_secs);
-        self.positive("proxy.idle_timeout_secs", proxy.idle_timeout_secs);
         if let Some(pinned) = &proxy.pinned_sampling {
             self.within("proxy.pinned_sampling.temperature", pinned.temperature, 0.0, 100.0);
         }
@@ -91,72 +91,9 @@ impl Problems<'_> {
 
     fn upstream(&mut self) {
         let (proxy, policy) = (&self.config.proxy, &self.config.policy);
-        for (key, name) in [
-            ("proxy.upstream_api_key_env", &proxy.upstream_api_key_env),
-            ("proxy.client_token_env", &proxy.client_token_env),
-            ("proxy.admin_token_env", &proxy.admin_token_env),
-        ] {
-            if let Some(name) = name
-                && !is_variable_name(name)
-            {
-                // What stands here may be the secret itself: it is not repeated.
-                self.errors.push(ConfigError::Value {
-                    file: self.config.file(key),
-                    key: key.to_owned(),
-                    value: "(hidden)".to_owned(),
-                    problem: "not the name of an environment variable".to_owned(),
-                    remedy: "Put the secret into a variable, and the variable's name here.".to_owned(),
-                });
-            }
-        }
-        if proxy.is_embedded() {
-            self.require(
-                matches!(proxy.upstream_kind, UpstreamKind::Auto | UpstreamKind::Embedded),
-                "proxy.upstream_kind",
-                "the upstream is the embedded engine",
-                "Set the upstream's base URL too (proxy.upstream_base_url or policy.base_url).",
-            );
-        } else {
-            let url = &proxy.upstream_base_url;
-            let authority = url
-                .strip_prefix("http://")
-                .or_else(|| url.strip_prefix("https://"))
-                .map(|rest| rest.split('/').next().unwrap_or_default());
-            self.require(
-                authority.is_some_and(|authority| !authority.is_empty()) && !url.contains([' ', '?', '#']),
-                "proxy.upstream_base_url",
-                "neither embedded nor an http(s) URL",
-                "Set it to embedded, or to a URL such as http://127.0.0.1:8000/v1.",
-            );
-            if authority.is_some_and(|authority| authority.contains('@')) {
-                self.errors.push(ConfigError::Value {
-                    file: self.config.file("proxy.upstream_base_url"),
-                    key: "proxy.upstream_base_url".to_owned(),
-                    value: "(hidden)".to_owned(),
-                    problem: "the URL holds a user name or password".to_owned(),
-                    remedy: "Name a variable with the key in proxy.upstream_api_key_env.".to_owned(),
-                });
-            }
-            self.require(
-                proxy.upstream_kind != UpstreamKind::Embedded,
-                "proxy.upstream_kind",
-                "the upstream is a URL",
-                "Set proxy.upstream_base_url to embedded, or the kind to what the server is.",
-            );
-        }
-        self.require(
-            proxy.upstream_ca_file.is_none() || proxy.upstream_base_url.starts_with("https://"),
-            "proxy.upstream_ca_file",
-            "the upstream is not an https URL, so no certificate is looked at",
-            "Take it out, or set proxy.upstream_base_url to an https URL.",
-        );
-        for (key, number) in
-            [("proxy.routing_layers", proxy.routing_layers), ("proxy.routing_top_k", proxy.routing_top_k)]
-        {
-            if let Some(number) = number {
-                self.positive(key, number);
-            }
-        }
+        self.variable("proxy.client_token_env", proxy.client_token_env.as_deref());
+        self.variable("proxy.admin_token_env", proxy.admin_token_env.as_deref());
+        self.server(&proxy.server());
         self.positive("policy.max_batch", policy.max_batch as u64);
         if let Some(tokens) = policy.max_context_tokens {
             self.positive("policy.max_context_tokens", tokens as u64);

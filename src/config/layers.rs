@@ -36,7 +36,7 @@ impl Layers {
             Some(Origin::Flag(flag)) => return flag.clone(),
             Some(Origin::Env(variable)) => return format!("environment {variable}"),
             Some(Origin::Policy { file, .. }) => return file.clone(),
-            Some(Origin::File(_) | Origin::Default) | None => {}
+            Some(Origin::File(_) | Origin::Default | Origin::Inherited(_)) | None => {}
         }
         let Some(kind) = FileKind::of_key(key) else {
             return "config".to_owned();
@@ -106,6 +106,27 @@ impl Layers {
         environment: &Environment,
         errors: &mut Vec<ConfigError>,
     ) {
+        let value = match value {
+            Value::Object(table) if schema.is_table_of_tables(path) => {
+                for (name, value) in table {
+                    if !is_name(&name) {
+                        errors.push(ConfigError::Value {
+                            file: file.to_owned(),
+                            key: path.to_owned(),
+                            value: Value::from(name).to_string(),
+                            problem: "not a name that can stand here".to_owned(),
+                            remedy: "Use letters, digits, - and _ only.".to_owned(),
+                        });
+                        continue;
+                    }
+                    let inner = format!("{path}.{name}");
+                    self.origins.insert(path.to_owned(), Origin::File(file.to_owned()));
+                    self.add(schema, file, &inner, value, environment, errors);
+                }
+                return;
+            }
+            value => value,
+        };
         let (keys, table) = match (schema.keys(path), value) {
             (Some(keys), Value::Object(table)) => (keys, table),
             (_, value) => {
@@ -120,6 +141,10 @@ impl Layers {
                 return;
             }
         };
+        // It is there even if it sets nothing: `"pinned_sampling": {}` pins by the defaults.
+        if path.split('.').try_fold(&self.effective, |table, key| table.get(key)?.as_object()).is_none() {
+            insert(&mut self.effective, path, Value::Object(Map::new()));
+        }
         for (key, value) in table {
             let inner = format!("{path}.{key}");
             if keys.contains(&key.as_str()) {
@@ -164,6 +189,12 @@ impl Layers {
             }
         })
     }
+}
+
+/// True for names that a table of names may have: they are parts of key paths and labels of metrics.
+fn is_name(name: &str) -> bool {
+    let is_fine = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    !name.is_empty() && name.len() <= 64 && name.bytes().all(is_fine)
 }
 
 pub(super) fn one_or_several(mut errors: Vec<ConfigError>) -> ConfigError {

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::layers::{Layers, at, insert, one_or_several};
 use super::read::read;
-use super::schema::Schema;
+use super::schema::{ANY_NAME, Schema};
 use super::{ConfigError, Environment, Harness, Policy, Proxy, Sandbox, Secret, Training};
 
 /// Environment variables that override a key.
@@ -128,6 +128,8 @@ pub enum Origin {
     },
     /// A command-line flag.
     Flag(String),
+    /// A route's key that is absent: the value of this key of `proxy`.
+    Inherited(String),
 }
 
 impl fmt::Display for Origin {
@@ -138,6 +140,7 @@ impl fmt::Display for Origin {
             Self::Env(variable) => write!(f, "environment {variable}"),
             Self::Policy { file, key } => write!(f, "{file}, {key} (overrides proxy_config.json)"),
             Self::Flag(flag) => f.write_str(flag),
+            Self::Inherited(key) => write!(f, "as {key}"),
         }
     }
 }
@@ -269,16 +272,42 @@ impl Config {
     #[must_use]
     pub fn entries(&self) -> Vec<(String, Value, Origin)> {
         let tree = self.tables();
-        Schema::new()
-            .leaf_paths()
-            .into_iter()
-            .map(|path| {
-                let value = self.layers.shown.get(&path).cloned();
-                let value = value.unwrap_or_else(|| at(&tree, &path).cloned().unwrap_or_default());
-                let origin = self.origin(&path);
-                (path, value, origin)
-            })
-            .collect()
+        let schema = Schema::new();
+        let paths = schema.leaf_paths().into_iter().flat_map(|path| named(&tree, path));
+        // A table of names is shown by what is in it.
+        let is_shown = |path: &String| {
+            !schema.is_table_of_tables(path) || at(&tree, path).is_none_or(|table| *table == json!({}))
+        };
+        let entry = |path: String| {
+            let value = self.layers.shown.get(&path).cloned();
+            let value = value.unwrap_or_else(|| at(&tree, &path).cloned().unwrap_or_default());
+            match self.inherited(&path).filter(|_| value.is_null()) {
+                Some(from) => (path, self.shown(&from), Origin::Inherited(from)),
+                None => {
+                    let origin = self.origin(&path);
+                    (path, value, origin)
+                }
+            }
+        };
+        paths.filter(is_shown).map(entry).collect()
+    }
+
+    /// The key whose value an absent key of a route has.
+    fn inherited(&self, path: &str) -> Option<String> {
+        let (name, key) = path.strip_prefix("proxy.routes.")?.split_once('.')?;
+        let route = self.proxy.routes.get(name)?;
+        let is_of_server = key.starts_with("upstream_") || key.starts_with("routing_");
+        let is_inherited = match key {
+            "upstream_model" => false,
+            _ if is_of_server => route.upstream_base_url.is_none(),
+            _ if key.starts_with("pinned_sampling") => route.is_policy() && route.pinned_sampling.is_none(),
+            _ => true,
+        };
+        let from = format!("proxy.{key}");
+        (is_inherited
+            && Schema::new().keys(&from).is_none()
+            && at(&self.tables(), &from).is_some_and(|value| !value.is_null()))
+        .then_some(from)
     }
 
     /// The value of a key for messages and files: never a secret.
@@ -292,8 +321,12 @@ impl Config {
     #[must_use]
     pub fn to_resolved_toml(&self) -> String {
         let mut tree = Map::new();
-        for (path, value, _) in self.entries() {
-            if !value.is_null() {
+        // A route is there even if it sets nothing.
+        for name in self.proxy.routes.keys() {
+            insert(&mut tree, &format!("proxy.routes.{name}"), json!({}));
+        }
+        for (path, value, origin) in self.entries() {
+            if !value.is_null() && !matches!(origin, Origin::Inherited(_)) {
                 insert(&mut tree, &path, value);
             }
         }
@@ -335,7 +368,7 @@ impl Config {
         self.secret("proxy.admin_token_env", self.proxy.admin_token_env.as_deref())
     }
 
-    fn secret(&self, key: &str, variable: Option<&str>) -> Result<Option<Secret>, ConfigError> {
+    pub(super) fn secret(&self, key: &str, variable: Option<&str>) -> Result<Option<Secret>, ConfigError> {
         let Some(variable) = variable else {
             return Ok(None);
         };
@@ -349,7 +382,7 @@ impl Config {
         }
     }
 
-    fn tables(&self) -> Value {
+    pub(super) fn tables(&self) -> Value {
         let tables = Tables {
             proxy: self.proxy.clone(),
             harness: self.harness.clone(),
@@ -359,4 +392,14 @@ impl Config {
         };
         serde_json::to_value(tables).expect("config types are plain data")
     }
+}
+
+/// The paths that a path with a place for any name stands for.
+fn named(tree: &Value, path: String) -> Vec<String> {
+    let place = format!(".{ANY_NAME}.");
+    let Some((table, key)) = path.split_once(&place) else {
+        return vec![path];
+    };
+    let names = at(tree, table).and_then(Value::as_object).into_iter().flat_map(Map::keys);
+    names.map(|name| format!("{table}.{name}.{key}")).collect()
 }

@@ -18,6 +18,7 @@ mod layers;
 mod load;
 mod proxy;
 mod read;
+mod routes;
 mod sandbox;
 mod schema;
 mod train;
@@ -31,6 +32,7 @@ pub use proxy::{
     Durability, Harness, HarnessType, InlineSystem, LlmConfigOverride, PinnedSampling, Proxy, Relay,
     UpstreamKind,
 };
+pub use routes::{Route, RouteKind, Server, Volatile, VolatileAction, VolatileRole, VolatileRule};
 pub use sandbox::{AgentOom, Cache, Defense, NetworkPolicy, ReadonlyPaths, Sandbox, SandboxBackend};
 pub use train::{
     Aggregation, Algorithm, Async, KlEstimator, LearningRateSchedule, LogLevel, Observability, Policy,

@@ -7,6 +7,8 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::{Route, Volatile};
+
 /// The capture proxy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -75,6 +77,8 @@ pub struct Proxy {
     pub first_byte_timeout_secs: u64,
     /// Longest silence of the upstream within a reply, in seconds.
     pub idle_timeout_secs: u64,
+    /// Longest time of a whole call, over all its attempts, in seconds. 0: no limit; long replies are healthy.
+    pub total_timeout_secs: u64,
     /// Time that running calls get to end when the proxy stops, in milliseconds.
     pub shutdown_grace_ms: u64,
     /// Name of the environment variable with the token that clients must send as their API key.
@@ -90,6 +94,12 @@ pub struct Proxy {
     /// Stand-alone only: sampling that replaces what the harness asks for, in full. Absent: pass through.
     /// In a training session lego always sends its own.
     pub pinned_sampling: Option<PinnedSampling>,
+    /// Models with an upstream, a key or limits of their own, by a name of your choice (letters, digits, `-`, `_`); see
+    /// `proxy.routes.<name>`. With routes, a model name that none of them has is answered by the upstream above if that
+    /// was set, else with 404.
+    pub routes: BTreeMap<String, Route>,
+    /// Parts of prompts that change from call to call.
+    pub volatile: Volatile,
 }
 
 impl Default for Proxy {
@@ -124,12 +134,15 @@ impl Default for Proxy {
             connect_timeout_secs: 10,
             first_byte_timeout_secs: 600,
             idle_timeout_secs: 300,
+            total_timeout_secs: 0,
             shutdown_grace_ms: 3000,
             client_token_env: None,
             admin_listen_port: None,
             admin_token_env: None,
             model_map: BTreeMap::new(),
             pinned_sampling: None,
+            routes: BTreeMap::new(),
+            volatile: Volatile::default(),
         }
     }
 }

@@ -7,6 +7,9 @@ use super::load::Tables;
 /// JSON schema of all tables, as schemars derives it from the types.
 pub(super) struct Schema(Value);
 
+/// Stands for any name in the path of a key.
+pub(super) const ANY_NAME: &str = "<name>";
+
 /// One key that holds a value.
 pub(super) struct Leaf {
     /// `training.async.enable`.
@@ -56,9 +59,18 @@ impl Schema {
     fn node(&self, path: &str) -> Option<&Value> {
         let mut node = &self.0;
         for key in path.split('.').filter(|key| !key.is_empty()) {
-            node = self.properties(node)?.get(key)?;
+            node = match self.properties(node) {
+                Some(properties) => properties.get(key)?,
+                // A table of names: all its values are alike.
+                None => self.resolve(node).get("additionalProperties").filter(|value| value.is_object())?,
+            };
         }
         Some(node)
+    }
+
+    /// True if the value at this path is a table of names, each with a table of keys.
+    pub fn is_table_of_tables(&self, path: &str) -> bool {
+        self.keys(path).is_none() && self.keys(&format!("{path}.{ANY_NAME}")).is_some()
     }
 
     /// Keys of the table at this path; `None` if it is no table.
@@ -159,6 +171,9 @@ impl Schema {
             let Some(node) = self.node(&path) else {
                 continue;
             };
+            if self.is_table_of_tables(&path) {
+                inner.push(format!("{path}.{ANY_NAME}"));
+            }
             table.leaves.push(Leaf {
                 kind: self.kind_of(node),
                 description: paragraph(&node["description"]),

@@ -74,6 +74,7 @@ impl Config {
             notes.harness();
             notes.sandbox();
             notes.trials(purpose);
+            notes.routes();
         }
         if purpose == Use::Train {
             notes.policy();
@@ -129,6 +130,35 @@ impl Notes<'_> {
             "requests pass unchanged to a server of Messages",
             "Take it out, or use another upstream.",
         );
+        for (name, route) in &proxy.routes {
+            let is_pinned =
+                route.pinned_sampling.is_some() || (route.is_policy() && proxy.pinned_sampling.is_some());
+            self.refuse_if(
+                is_pinned && proxy.server_of(name, route).kind == UpstreamKind::Anthropic,
+                &format!("proxy.routes.{name}.upstream_kind"),
+                "requests pass unchanged to a server of Messages, so their sampling cannot be pinned",
+                "Take pinned_sampling out, or use another upstream.",
+            );
+        }
+    }
+
+    /// Routes beside a trainer's policy.
+    fn routes(&mut self) {
+        let proxy = &self.config.proxy;
+        for (name, route) in &proxy.routes {
+            self.refuse_if(
+                route.is_policy(),
+                &format!("proxy.routes.{name}.kind"),
+                "in training every model name is answered by the policy already",
+                "Set it to aux, judge or teacher, or take the route out.",
+            );
+            self.refuse_if(
+                route.has_own_server() && proxy.server_of(name, route).is_embedded(),
+                &format!("proxy.routes.{name}.upstream_base_url"),
+                "in training the embedded engine serves the policy only",
+                "Set it to a server's URL, or take the route's own model_path and time limits out.",
+            );
+        }
     }
 
     fn policy(&mut self) {

@@ -8,6 +8,7 @@
 //! - [`responses`]: OpenAI's Responses protocol in front of a chat upstream.
 //! - [`translate`]: other protocols in front of a chat upstream.
 //! - [`messages`]: Anthropic's Messages protocol on that seam.
+//! - [`volatile`]: parts of prompts that change from call to call, ignored or taken out.
 //! - [`error`]: the error body that clients of that protocol understand.
 //!
 //! Invariants:
@@ -28,3 +29,4 @@ pub mod messages;
 pub mod responses;
 pub mod sse;
 pub mod translate;
+pub mod volatile;

@@ -13,14 +13,15 @@ use http::header::{self, HeaderMap};
 use http::{Method, StatusCode, Uri};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 
-use tokio::sync::OwnedSemaphorePermit;
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::face::{Face, Incoming};
+use super::face::{self, Face, Incoming};
+use super::limits::{Places, Refused};
 use super::recorder::{Recorder, Wire};
 use super::relay::Relay;
+use super::routes::Route;
 use super::session::Session;
+use super::stop::Stop;
 use super::{Inner, Shared, identify, probe, reply, retry, whole};
 use crate::config::Relay as RelayChoice;
 use crate::protocol::chat::Request;
@@ -72,42 +73,65 @@ async fn serve(
         return Err(closing());
     }
     let body = read_body(body, inner.options.max_body_bytes).await?;
-    let incoming = Incoming::read(inner, api, body)?;
+    let route = {
+        let trainers = identify::trainers(inner, &shared.door, path_session, &headers)?;
+        inner.routes.find(inner, api, face::asked_model(&body).as_deref(), trainers.as_deref())?
+    };
+    let incoming = Incoming::read(inner, &route, api, body)?;
     let session = identify::session_of(inner, &shared.door, path_session, &headers, &incoming.request)?;
     // From here on the session's end waits for this call.
     let tokens = (session.token(), inner.running.token());
-    let index = session.admit(&incoming.request, inner.options.history_rewrite_tolerance)?;
-    let plan = session.plan(index);
+    // What a judge or a teacher is asked is no turn of the session's conversation.
+    let tolerates_rewrites = inner.options.history_rewrite_tolerance || !route.is_policy();
+    let index = session.admit(&incoming.request, &inner.options.volatile, tolerates_rewrites)?;
+    let plan = route.plan(&session, index);
     if identify::is_last(inner, &shared.door, &headers) {
         inner.sessions.end(&session.spec.session_id);
     }
-    let waiting = Arc::clone(&inner.slots).acquire_owned();
-    let slot = match tokio::time::timeout(inner.options.admission_wait, waiting).await {
-        Ok(slot) => slot.map_err(|_| closing())?,
-        Err(_) => {
-            let message = format!(
-                "{} calls are in flight, the most that this proxy lets in; try again soon, or raise \
-                 proxy.max_in_flight",
-                inner.options.max_in_flight
-            );
-            return Err(ApiError::new(429, ErrorType::Server, "too_many_calls", message));
-        }
+    let (places, refused) = match admitted(inner, &route).await {
+        Ok(places) => (places, None),
+        Err(refused) => (Places::default(), Some(refused)),
     };
     let Incoming { body, request, face } = incoming;
     let call = Call {
         inner: Arc::clone(inner),
-        abort: session.closed(),
+        abort: Stop::new(session.closed(), route.total_timeout),
+        route,
         conversation_id: identify::conversation_id(&headers),
         session,
         tokens,
-        slot: Arc::new(slot),
+        slot: Arc::new(places),
         plan,
         body,
         request,
         uri: uri.clone(),
         headers,
     };
-    call.run(face).await
+    match refused {
+        None => call.run(face).await,
+        Some(refused) => {
+            let attempt = Attempt { number: 1, first: None, is_plain: false };
+            call.refused(&attempt, &face, &refused).await
+        }
+    }
+}
+
+/// A place for a call: of its route, then of the proxy.
+async fn admitted(inner: &Inner, route: &Route) -> Result<Places, Refused> {
+    let of_route = route.limits.place().await?;
+    let waiting = Arc::clone(&inner.slots).acquire_owned();
+    match tokio::time::timeout(inner.options.admission_wait, waiting).await {
+        Ok(slot) => Ok(Places { _slot: slot.ok(), _of_route: of_route }),
+        Err(_) => Err(Refused {
+            message: format!(
+                "{} calls are in flight, the most that this proxy lets in; try again soon, or raise \
+                 proxy.max_in_flight",
+                inner.options.max_in_flight
+            ),
+            code: "too_many_calls",
+            after: Duration::from_secs(1),
+        }),
+    }
 }
 
 /// One request of a client, over all its attempts upstream.
@@ -115,7 +139,8 @@ struct Call {
     inner: Arc<Inner>,
     session: Arc<Session>,
     tokens: (TaskTrackerToken, TaskTrackerToken),
-    slot: Arc<OwnedSemaphorePermit>,
+    slot: Arc<Places>,
+    route: Arc<Route>,
     plan: SamplingPlan,
     /// As the client sent it.
     body: Bytes,
@@ -123,7 +148,7 @@ struct Call {
     uri: Uri,
     headers: HeaderMap,
     conversation_id: Option<String>,
-    abort: CancellationToken,
+    abort: Stop,
 }
 
 /// One try upstream.
@@ -138,14 +163,24 @@ impl Call {
     async fn run(self, face: Face) -> Result<Response, ApiError> {
         let capabilities = self.capabilities(&face).await;
         let mut attempt =
-            Attempt { number: 1, first: None, is_plain: self.inner.upstream.refuses_additions() };
+            Attempt { number: 1, first: None, is_plain: self.route.upstream.refuses_additions() };
         loop {
+            if attempt.number > 1 {
+                let turn = tokio::select! {
+                    biased;
+                    // The attempt's record says so.
+                    _ = self.abort.cancelled() => Ok(()),
+                    turn = self.route.limits.turn() => turn,
+                };
+                if let Err(refused) = turn {
+                    return self.refused(&attempt, &face, &refused).await;
+                }
+            }
             let recorder = self.recorder(&attempt, &face, capabilities)?;
             let mut sending = self.send(&face, recorder.prepared.body.clone());
             let first = tokio::select! {
                 biased;
-                () = self.abort.cancelled() => {
-                    let ended = whole::aborted();
+                ended = self.abort.cancelled() => {
                     return Ok(whole::fail(recorder, &face, ended.status, &ended.error).await);
                 }
                 first = &mut sending => first,
@@ -156,7 +191,7 @@ impl Call {
             };
             let Some((pause, is_plain)) = self.again(&attempt, &first, recorder.call_id) else {
                 if attempt.is_plain && first.as_ref().is_ok_and(|reply| reply.status.is_success()) {
-                    self.inner.upstream.set_refuses_additions();
+                    self.route.upstream.set_refuses_additions();
                 }
                 return Ok(self.answer(recorder, face, first).await);
             };
@@ -169,28 +204,45 @@ impl Call {
             attempt = Attempt { number: next, first: attempt.first.or(Some(call_id)), is_plain };
             tokio::select! {
                 // The next attempt's record says so.
-                () = self.abort.cancelled() => {}
+                _ = self.abort.cancelled() => {}
                 () = tokio::time::sleep(pause) => {}
             }
         }
     }
 
+    /// Records that an attempt found no place, and says so.
+    async fn refused(&self, attempt: &Attempt, face: &Face, refused: &Refused) -> Result<Response, ApiError> {
+        metrics::counter!("lego_proxy_refused_total", "code" => refused.code).increment(1);
+        let capabilities = Capabilities::assumed(self.route.upstream.kind());
+        let recorder = self.recorder(attempt, face, capabilities)?;
+        let error = ApiError::new(429, ErrorType::Server, refused.code, refused.message.clone());
+        let mut response = whole::fail(recorder, face, CallStatus::Aborted, &error).await;
+        if response.status() == StatusCode::TOO_MANY_REQUESTS {
+            // Whole seconds, so that nobody comes back too early.
+            let seconds = refused.after.as_secs() + u64::from(refused.after.subsec_nanos() > 0);
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.max(1).into());
+        }
+        Ok(response)
+    }
+
     /// What the upstream can give, found out by the first call that needs to know.
     async fn capabilities(&self, face: &Face) -> Capabilities {
         let inner = &self.inner;
-        let assumed = Capabilities::assumed(inner.upstream.kind());
+        let upstream = &self.route.upstream;
+        let assumed = Capabilities::assumed(upstream.kind());
         if !inner.options.probes_upstream || face.upstream_api != ClientApi::OpenaiChat {
             return assumed;
         }
-        let model = inner.options.upstream_model(&self.request.model).unwrap_or(&self.request.model);
+        let model = self.route.upstream_model(&inner.options, &self.request.model);
+        let model = model.unwrap_or(&self.request.model);
         let asked = tokio::select! {
             biased;
-            () = self.abort.cancelled() => return assumed,
-            asked = inner.upstream.capabilities(model) => asked,
+            _ = self.abort.cancelled() => return assumed,
+            asked = upstream.capabilities(model) => asked,
         };
         let (capabilities, probes) = asked;
         if !probes.is_empty() {
-            probe::record(inner, &self.session, model, probes).await;
+            probe::record(inner, upstream.kind(), &self.session, model, probes).await;
         }
         capabilities
     }
@@ -202,14 +254,14 @@ impl Call {
         capabilities: Capabilities,
     ) -> Result<Prepared, json::ScanError> {
         let inner = &self.inner;
-        let model = inner.options.upstream_model(&self.request.model);
+        let model = self.route.upstream_model(&inner.options, &self.request.model);
         let is_chat = face.upstream_api == ClientApi::OpenaiChat;
         let approach = Approach {
             capabilities,
-            routing: inner.upstream.routing_hint().is_some() && is_chat,
+            routing: self.route.upstream.routing_hint().is_some() && is_chat,
             relay: if is_chat { inner.options.relay } else { RelayChoice::Live },
         };
-        let wanted = inner.options.wanted;
+        let wanted = self.route.wanted;
         let wanted = if attempt.is_plain { Wanted { token_ids: false, logprobs: false } } else { wanted };
         dialect::prepare(approach, wanted, self.plan, &self.request, model)
     }
@@ -229,7 +281,12 @@ impl Call {
             Arc::clone(&self.session),
             self.tokens.clone(),
             Arc::clone(&self.slot),
-            Wire { client_api: face.api, client_body: self.body.clone(), upstream_api: face.upstream_api },
+            Wire {
+                client_api: face.api,
+                client_body: self.body.clone(),
+                upstream_api: face.upstream_api,
+                route: Arc::clone(&self.route),
+            },
             self.request.clone(),
             prepared,
         );
@@ -246,6 +303,8 @@ impl Call {
 
     fn send(&self, face: &Face, body: Bytes) -> Sending {
         let inner = Arc::clone(&self.inner);
+        let gate = self.route.is_policy().then_some(inner);
+        let upstream = Arc::clone(&self.route.upstream);
         let headers = self.headers.clone();
         // What it says is said in the client's protocol.
         let query = self.uri.query().filter(|_| face.writer.is_none()).map(str::to_owned);
@@ -256,8 +315,10 @@ impl Call {
                 ClientApi::AnthropicMessages => "/messages",
                 _ => "/chat/completions",
             };
-            inner.gate.passed().await;
-            inner.upstream.send(Method::POST, route, query.as_deref(), &headers, body).await
+            if let Some(inner) = gate {
+                inner.gate.passed().await;
+            }
+            upstream.send(Method::POST, route, query.as_deref(), &headers, body).await
         })
     }
 
@@ -268,7 +329,6 @@ impl Call {
         first: &Result<UpstreamReply, UpstreamError>,
         call_id: CallId,
     ) -> Option<(Duration, bool)> {
-        let inner = &self.inner;
         let (status, headers) = match first {
             Ok(reply) if reply.status.is_success() => return None,
             Ok(reply) => (Some(reply.status), Some(&reply.headers)),
@@ -281,14 +341,14 @@ impl Call {
         let is_refusal = status.is_some_and(|status| matches!(status.as_u16(), 400 | 422));
         if is_refusal
             && !attempt.is_plain
-            && inner.options.wanted.logprobs
-            && inner.upstream.kind() == UpstreamKind::Openai
+            && self.route.wanted.logprobs
+            && self.route.upstream.kind() == UpstreamKind::Openai
         {
             return Some((Duration::ZERO, true));
         }
         let status = status.map(|status| status.as_u16());
         let next = attempt.number.saturating_add(1);
-        let pause = retry::pause(inner.options.retries, next, status, headers, call_id)?;
+        let pause = retry::pause(self.route.retries, next, status, headers, call_id)?;
         Some((pause, attempt.is_plain))
     }
 
@@ -303,12 +363,12 @@ impl Call {
         let (status, message) = match first {
             Ok(UpstreamReply { status, body, .. }) => {
                 recorder.http_status = status.as_u16();
-                match whole::read(&inner.upstream, body, inner.options.stream_buffer_bytes, &self.abort).await
-                {
+                let upstream = &self.route.upstream;
+                match whole::read(upstream, body, inner.options.stream_buffer_bytes, &self.abort).await {
                     Ok(text) => {
-                        let clean = inner.upstream.without_key(text);
+                        let clean = upstream.without_key(text);
                         recorder.error_body(&clean);
-                        let error = whole::upstream_error(inner, status.as_u16(), &clean);
+                        let error = whole::upstream_error(&self.route, status.as_u16(), &clean);
                         (CallStatus::UpstreamError, error.message)
                     }
                     Err(bad) => (bad.status, bad.error.message),

@@ -6,9 +6,11 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
-use super::{Inner, Shared, call, identify, reply, whole};
+use super::routes::Route;
+use super::stop::Stop;
+use super::{Inner, Shared, call, face, identify, reply, whole};
 use crate::protocol::error::{ApiError, ErrorType};
-use crate::protocol::messages;
+use crate::protocol::{json, messages};
 use crate::record::{ClientApi, UpstreamKind};
 use crate::upstream::UpstreamReply;
 
@@ -38,13 +40,18 @@ async fn count(
     body: Body,
 ) -> Result<Bytes, ApiError> {
     let inner = &shared.inner;
-    identify::must_be_open(inner, &shared.door, session, headers)?;
+    let trainers = identify::trainers(inner, &shared.door, session, headers)?;
     let body = call::read_body(body, inner.options.max_body_bytes).await?;
-    if inner.upstream.kind() == UpstreamKind::Anthropic {
-        return ask(inner, "/messages/count_tokens", headers, body).await;
+    let api = ClientApi::AnthropicMessages;
+    let asked = face::asked_model(&body);
+    let route = inner.routes.find(inner, api, asked.as_deref(), trainers.as_deref())?;
+    let model = asked.as_deref().and_then(|asked| route.upstream_model(&inner.options, asked));
+    if route.upstream.kind() == UpstreamKind::Anthropic {
+        return ask(inner, &route, "/messages/count_tokens", headers, of_model(body, model)).await;
     }
-    let asked = messages::count_request(&body)?;
-    let told = ask(inner, "/../tokenize", headers, asked).await?;
+    let told = face::without_volatile(inner, &route, api, &body);
+    let asked = messages::count_request(told.as_ref().unwrap_or(&body))?;
+    let told = ask(inner, &route, "/../tokenize", headers, of_model(asked, model)).await?;
     messages::count_reply(&told).map_err(|error| {
         ApiError::new(
             502,
@@ -55,15 +62,33 @@ async fn count(
     })
 }
 
-async fn ask(inner: &Inner, route: &str, headers: &HeaderMap, body: Bytes) -> Result<Bytes, ApiError> {
-    let sent = inner.upstream.send(Method::POST, route, None, headers, body).await;
+/// A request with the upstream's name for the model.
+fn of_model(body: Bytes, model: Option<&str>) -> Bytes {
+    let Some(model) = model else { return body };
+    let name = serde_json::Value::from(model).to_string();
+    match json::set_members(&body, &[("model", name)], &[]) {
+        Ok(edited) => edited.into(),
+        // It is no object: the upstream says so.
+        Err(_) => body,
+    }
+}
+
+async fn ask(
+    inner: &Inner,
+    route: &Route,
+    path: &str,
+    headers: &HeaderMap,
+    body: Bytes,
+) -> Result<Bytes, ApiError> {
+    let upstream = &route.upstream;
+    let sent = upstream.send(Method::POST, path, None, headers, body).await;
     let UpstreamReply { status, body, .. } = sent.map_err(|error| whole::no_reply(&error).1)?;
     let piece_bytes = inner.options.stream_buffer_bytes;
-    let text =
-        whole::read(&inner.upstream, body, piece_bytes, &inner.abort).await.map_err(|bad| bad.error)?;
+    let stop = Stop::new(inner.abort.clone(), route.total_timeout);
+    let text = whole::read(upstream, body, piece_bytes, &stop).await.map_err(|bad| bad.error)?;
     if status.is_success() {
         Ok(text)
     } else {
-        Err(whole::upstream_error(inner, status.as_u16(), &inner.upstream.without_key(text)))
+        Err(whole::upstream_error(route, status.as_u16(), &upstream.without_key(text)))
     }
 }

@@ -5,11 +5,13 @@ use bytes::Bytes;
 use serde::Deserialize;
 
 use super::responses::Responses;
+use super::routes::Route;
 use super::{Inner, reply};
 use crate::config::InlineSystem;
 use crate::protocol::chat::{self, Request};
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::translate::{Piece, ReplyNames, ReplyWriter, Translation};
+use crate::protocol::volatile::Shape;
 use crate::protocol::{completions, messages, responses};
 use crate::record::{CallId, ClientApi, UpstreamKind};
 
@@ -31,21 +33,25 @@ pub(super) struct Face {
 
 impl Incoming {
     /// Reads a request of this protocol.
-    pub(super) fn read(inner: &Inner, api: ClientApi, body: Bytes) -> Result<Self, ApiError> {
+    ///
+    /// What the configuration has removed from prompts is not in the request, but in the body.
+    pub(super) fn read(inner: &Inner, route: &Route, api: ClientApi, body: Bytes) -> Result<Self, ApiError> {
         let bad = |message: String| ApiError::new(400, ErrorType::InvalidRequest, "bad_request", message);
-        let speaks_messages = inner.upstream.kind() == UpstreamKind::Anthropic;
+        let speaks_messages = route.upstream.kind() == UpstreamKind::Anthropic;
         if speaks_messages && api != ClientApi::AnthropicMessages {
-            let message = "this proxy's upstream speaks Anthropic's Messages only (proxy.upstream_kind = \"anthropic\"): \
+            let message = "the upstream of this model speaks Anthropic's Messages only (upstream_kind = \"anthropic\"): \
                            use POST /v1/messages";
             return Err(bad(message.to_owned()));
         }
+        let told = without_volatile(inner, route, api, &body);
+        let told = told.as_ref().unwrap_or(&body);
         let translated = match api {
             // What a server of Messages takes is for it to say: lego reads the members that both protocols have.
             ClientApi::AnthropicMessages if speaks_messages => None,
-            ClientApi::AnthropicMessages => Some(messages::translate(&body, names(&body))?),
+            ClientApi::AnthropicMessages => Some(messages::translate(told, names(told))?),
             ClientApi::OpenaiResponses => {
-                let earlier = inner.responses.earlier(&responses::Kept::read(&body)?);
-                Some(responses::translate(&body, names(&body), earlier.as_deref())?)
+                let earlier = inner.responses.earlier(&responses::Kept::read(told)?);
+                Some(responses::translate(told, names(told), earlier.as_deref())?)
             }
             _ => None,
         };
@@ -63,7 +69,7 @@ impl Incoming {
                     completions::Request::parse(body.clone()).map_err(|error| bad(error.to_string()))?;
                 Ok(Request::from_completions(&read))
             }
-            (None, _) => Request::parse(body.clone()),
+            (None, _) => Request::parse(told.clone()),
         };
         let request = request.map_err(|error| bad(error.to_string()))?;
         let (upstream_api, writer) = match translated {
@@ -125,14 +131,33 @@ impl Face {
     }
 }
 
-/// Names for the reply of a call that begins now.
-fn names(body: &[u8]) -> ReplyNames {
+/// A request without the parts that the configuration has removed; `None` if there are none. A server of Messages
+/// gets what its client wrote.
+pub(super) fn without_volatile(inner: &Inner, route: &Route, api: ClientApi, body: &Bytes) -> Option<Bytes> {
+    let shape = match api {
+        _ if route.upstream.kind() == UpstreamKind::Anthropic => return None,
+        ClientApi::AnthropicMessages => Shape::Messages,
+        ClientApi::OpenaiResponses => Shape::Responses,
+        ClientApi::OpenaiChat => Shape::Chat,
+        _ => return None,
+    };
+    // A body that cannot be read is refused with its own reason.
+    inner.options.volatile.removed(shape, body).ok().flatten()
+}
+
+/// The model that a request asks for; `None` if it names none.
+pub(super) fn asked_model(body: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct View {
         model: String,
     }
+    serde_json::from_slice::<View>(body).ok().map(|view| view.model)
+}
+
+/// Names for the reply of a call that begins now.
+fn names(body: &[u8]) -> ReplyNames {
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     // A request without a model is refused when it is read.
-    let model = serde_json::from_slice::<View>(body).map(|view| view.model).unwrap_or_default();
+    let model = asked_model(body).unwrap_or_default();
     ReplyNames { call_id: CallId::now().to_string(), model, created: since_epoch.as_secs() }
 }

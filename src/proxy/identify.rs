@@ -14,6 +14,7 @@ use super::session::{Session, SessionSpec};
 use super::{Inner, Shared, reply};
 use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
+use crate::protocol::volatile::Rules;
 use crate::record::{CallKind, ClientApi, SessionId};
 
 /// Where a request came in.
@@ -106,6 +107,20 @@ pub(super) fn kind(kind: CallKind, headers: &HeaderMap, request: &Request) -> Ca
     if is_quota_probe || (uses_tools && !has_tools) { CallKind::Aux } else { kind }
 }
 
+/// The session of a call, if a trainer opened it; `None` stand-alone.
+pub(super) fn trainers(
+    inner: &Inner,
+    door: &Door,
+    path_session: Option<&str>,
+    headers: &HeaderMap,
+) -> Result<Option<Arc<Session>>, ApiError> {
+    match (door, &inner.options.mode) {
+        (Door::Session(session), _) => Ok(Some(Arc::clone(session))),
+        (Door::Public, Mode::Trainer { .. }) => open_session(inner, path_session, headers).map(Some),
+        (Door::Public, Mode::StandAlone { .. }) => Ok(None),
+    }
+}
+
 /// The session of a call.
 pub(super) fn session_of(
     inner: &Inner,
@@ -125,7 +140,7 @@ pub(super) fn session_of(
                 .or_else(|| headers.get("x-session-id").and_then(|value| value.to_str().ok()));
             let id = match named {
                 Some(name) => parse(name)?,
-                None => derived(request),
+                None => derived(request, &inner.options.volatile),
             };
             let make = |id| {
                 let spec = SessionSpec::stand_alone(id, *sampling);
@@ -156,19 +171,6 @@ pub(super) async fn end(
 pub(super) fn is_last(inner: &Inner, door: &Door, headers: &HeaderMap) -> bool {
     let says = short(headers, &["x-session-done"]).is_some_and(|value| matches!(value, "1" | "true"));
     says && matches!((door, &inner.options.mode), (Door::Public, Mode::StandAlone { .. }))
-}
-
-/// Refuses what is no call but must not be had without an open session either.
-pub(super) fn must_be_open(
-    inner: &Inner,
-    door: &Door,
-    path_session: Option<&str>,
-    headers: &HeaderMap,
-) -> Result<(), ApiError> {
-    match (door, &inner.options.mode) {
-        (Door::Public, Mode::Trainer { .. }) => open_session(inner, path_session, headers).map(drop),
-        _ => Ok(()),
-    }
 }
 
 fn open_session(
@@ -202,12 +204,12 @@ fn parse(name: &str) -> Result<SessionId, ApiError> {
 
 /// A session for a client that names none: calls that begin alike (up to the first user message) share it. The name
 /// says that it was derived.
-fn derived(request: &Request) -> SessionId {
+fn derived(request: &Request, volatile: &Rules) -> SessionId {
     let mut hash = Sha256::new();
     hash.update(&request.model);
     for message in request.messages() {
         hash.update([0]);
-        hash.update(message);
+        hash.update(volatile.compared(message));
         let role = serde_json::from_slice::<serde_json::Value>(message);
         if role.is_ok_and(|message| message["role"] == "user") {
             break;

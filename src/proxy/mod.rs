@@ -1,7 +1,8 @@
 //! The capture proxy: routes, sessions, relays.
 //!
 //! The path of a request is one list of layers ([`Proxy::router`]); behind it [`call`] reads the request
-//! ([`face`]: the client's protocol), finds the session ([`identify`]), has the request edited (room `upstream`), sends
+//! ([`face`]: the client's protocol), finds the session ([`identify`]) and the upstream
+//! ([`routes`]: by the model's name), has the request edited (room `upstream`), sends
 //! it, again if need be ([`retry`]), and relays the reply: [`relay`] for a stream, [`whole`] for a body. [`recorder`] holds what is captured of a call and writes it, [`verdict`] says whether it can train.
 //!
 //! Invariants:
@@ -12,6 +13,7 @@
 //! - Every call that was sent upstream leaves a record, whoever goes away first.
 //! - A call belongs to the session that its door, path or key names; headers choose one only stand-alone.
 //! - Nothing is read from the upstream ahead of what the client takes: a slow client slows its own call only.
+//! - A route's limits hold for what is sent to its upstream; its key goes to no other.
 //! - The upstream's key is in no reply, record, error or log line.
 
 mod admin;
@@ -21,6 +23,7 @@ mod face;
 mod gate;
 mod guard;
 mod identify;
+mod limits;
 mod models;
 mod options;
 mod probe;
@@ -30,8 +33,10 @@ mod relay;
 mod reply;
 mod responses;
 mod retry;
+mod routes;
 mod server;
 mod session;
+mod stop;
 mod verdict;
 mod whole;
 
@@ -50,6 +55,7 @@ use crate::record::{CallSink, ClientApi, SessionId};
 use crate::upstream::Upstream;
 
 pub use options::{Mode, ProxyOptions, RenderMetrics};
+pub use routes::RouteOptions;
 pub use server::{ListenError, listen};
 pub use session::{SessionHandle, SessionResult, SessionSampling, SessionSpec, VersionSource};
 
@@ -111,7 +117,7 @@ pub struct Proxy {
 struct Inner {
     options: ProxyOptions,
     sink: Arc<dyn CallSink>,
-    upstream: Upstream,
+    routes: routes::Routes,
     sessions: Sessions,
     responses: responses::Responses,
     gate: gate::Gate,
@@ -129,11 +135,24 @@ impl Proxy {
     /// A proxy in front of `upstream` that writes to `sink`.
     #[must_use]
     pub fn new(options: ProxyOptions, sink: Arc<dyn CallSink>, upstream: Upstream) -> Self {
+        Self::with_routes(options, sink, Some(Arc::new(upstream)), Vec::new())
+    }
+
+    /// A proxy in front of several upstreams. `default` answers calls for models that no route has; without it they
+    /// get 404.
+    #[must_use]
+    pub fn with_routes(
+        options: ProxyOptions,
+        sink: Arc<dyn CallSink>,
+        default: Option<Arc<Upstream>>,
+        routes: Vec<RouteOptions>,
+    ) -> Self {
+        let routes = routes::Routes::new(&options, default, routes);
         let slots = Arc::new(tokio::sync::Semaphore::new(options.max_in_flight));
         let inner = Inner {
             options,
             sink,
-            upstream,
+            routes,
             sessions: Sessions::default(),
             responses: responses::Responses::default(),
             gate: gate::Gate::default(),

@@ -2,26 +2,49 @@
 
 use std::time::Duration;
 
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method, StatusCode, Uri, header};
 use serde_json::{Value, json};
 
-use super::{Shared, reply};
+use super::{Shared, identify, reply};
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::record::{ClientApi, UpstreamKind};
-use crate::upstream::{self, UpstreamReply};
+use crate::upstream::{self, Upstream, UpstreamReply};
 
 const MAX_MODELS_BYTES: usize = 4 * 1024 * 1024;
 const READY_LIMIT: Duration = Duration::from_secs(5);
 
-/// `GET /v1/models`: the upstream's list.
-pub(super) async fn models(State(shared): State<Shared>, headers: HeaderMap) -> Response {
+/// `GET /v1/models`: the upstream's list; with routes, their names before those of the default upstream.
+pub(super) async fn models(
+    State(shared): State<Shared>,
+    path: Option<Path<String>>,
+    headers: HeaderMap,
+) -> Response {
+    let inner = &*shared.inner;
+    let named = path.as_ref().map(|Path(session)| session.as_str());
+    // Who names no open session sees the routes that need none.
+    let session = identify::trainers(inner, &shared.door, named, &headers).ok().flatten();
     // Clients of Anthropic's protocol say its version with every request.
     let is_anthropic = headers.contains_key("anthropic-version");
-    let speaks_it = shared.inner.upstream.kind() == UpstreamKind::Anthropic;
-    match ask_models(&shared, &headers).await {
+    let own = inner.routes.served(inner, session.as_deref());
+    let default = inner.routes.default();
+    let listed = match default {
+        Some(route) => ask_models(&route.upstream, &headers).await,
+        None => Ok((StatusCode::OK, HeaderMap::new(), Bytes::new())),
+    };
+    let speaks_it = default.is_some_and(|route| route.upstream.kind() == UpstreamKind::Anthropic);
+    match listed {
+        // Routes are there whether the default upstream answers or not.
+        listed if !own.is_empty() || default.is_none() => {
+            let theirs = listed.ok().filter(|(status, ..)| status.is_success()).map(|(.., body)| body);
+            let list = joined(&own, inner.routes.since, &theirs.unwrap_or_default());
+            let list = if is_anthropic { anthropic_models(&list).unwrap_or(list) } else { list };
+            let mut headers = HeaderMap::new();
+            headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+            reply::whole(StatusCode::OK, headers, list)
+        }
         Ok((status, headers, body)) if status.is_success() && is_anthropic && !speaks_it => {
             let body = anthropic_models(&body).unwrap_or(body);
             reply::whole(status, headers, body)
@@ -32,6 +55,23 @@ pub(super) async fn models(State(shared): State<Shared>, headers: HeaderMap) -> 
             reply::error(ClientApi::OpenaiChat, &error)
         }
     }
+}
+
+/// OpenAI's list of these names, then of an upstream's models that are none of them.
+fn joined(own: &[&str], since: u64, theirs: &[u8]) -> Bytes {
+    let mine = |id: &str| json!({"id": id, "object": "model", "created": since, "owned_by": "lego"});
+    let mut models: Vec<Value> = own.iter().map(|id| mine(id)).collect();
+    let theirs: Value = serde_json::from_slice(theirs).unwrap_or_default();
+    for model in theirs["data"].as_array().into_iter().flatten() {
+        match model["id"].as_str() {
+            Some(id) if own.contains(&id) => {}
+            // Anthropic's form has a date in the place of seconds.
+            Some(id) if model["type"] == "model" => models.push(mine(id)),
+            Some(_) => models.push(model.clone()),
+            None => {}
+        }
+    }
+    Bytes::from(json!({"object": "list", "data": models}).to_string())
 }
 
 /// OpenAI's list of models as Anthropic's; `None` if it is no such list.
@@ -54,8 +94,10 @@ fn anthropic_models(list: &[u8]) -> Option<Bytes> {
     ))
 }
 
-async fn ask_models(shared: &Shared, headers: &HeaderMap) -> Result<(StatusCode, HeaderMap, Bytes), String> {
-    let upstream = &shared.inner.upstream;
+async fn ask_models(
+    upstream: &Upstream,
+    headers: &HeaderMap,
+) -> Result<(StatusCode, HeaderMap, Bytes), String> {
     let sent = upstream.send(Method::GET, "/models", None, headers, Bytes::new()).await;
     let UpstreamReply { status, headers, mut body } = sent.map_err(|error| error.to_string())?;
     let mut text = BytesMut::new();
@@ -81,20 +123,26 @@ pub(super) async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// `GET /readyz`: the upstream answers too, and new calls are let in.
+/// `GET /readyz`: the default upstream answers too (without one, those of all routes), and new calls are let in.
 pub(super) async fn readyz(State(shared): State<Shared>) -> Response {
     if shared.inner.closing.is_cancelled() {
         return (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n").into_response();
     }
     let headers = HeaderMap::new();
-    match tokio::time::timeout(READY_LIMIT, ask_models(&shared, &headers)).await {
-        Ok(Ok((status, _, _))) if status.is_success() => "ready\n".into_response(),
-        Ok(Ok((status, _, _))) => {
-            (StatusCode::SERVICE_UNAVAILABLE, format!("the upstream answers {status}\n")).into_response()
-        }
-        Ok(Err(message)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{message}\n")).into_response(),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the upstream does not answer\n").into_response(),
+    for route in shared.inner.routes.needed() {
+        let problem = match tokio::time::timeout(READY_LIMIT, ask_models(&route.upstream, &headers)).await {
+            Ok(Ok((status, _, _))) if status.is_success() => continue,
+            Ok(Ok((status, _, _))) => format!("the upstream answers {status}\n"),
+            Ok(Err(message)) => format!("{message}\n"),
+            Err(_) => "the upstream does not answer\n".to_owned(),
+        };
+        let problem = match &route.name {
+            Some(name) => format!("route {name}: {problem}"),
+            None => problem,
+        };
+        return (StatusCode::SERVICE_UNAVAILABLE, problem).into_response();
     }
+    "ready\n".into_response()
 }
 
 /// `GET /metrics`, for Prometheus.

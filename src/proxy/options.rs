@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::session::SessionSampling;
-use crate::config;
+use crate::config::{self, VolatileAction, VolatileRole};
+use crate::protocol::volatile::{Pattern, Role, Rule, Rules};
 use crate::upstream::dialect::Wanted;
 
 /// Renders the metrics page.
@@ -59,6 +60,10 @@ pub struct ProxyOptions {
     /// Longest wait of a call for one of the places in flight.
     pub admission_wait: Duration,
     pub retries: Retries,
+    /// Longest time of a whole call, over all its attempts.
+    pub total_timeout: Option<Duration>,
+    /// Parts of prompts that change from call to call.
+    pub volatile: Arc<Rules>,
     pub shutdown_grace: Duration,
     /// Names under which the proxy may be called besides loopback ones.
     pub allowed_hosts: Vec<String>,
@@ -91,6 +96,9 @@ impl ProxyOptions {
                 most: config.max_retries,
                 longest_wait: Duration::from_secs(config.retry_max_wait_secs),
             },
+            total_timeout: (config.total_timeout_secs > 0)
+                .then(|| Duration::from_secs(config.total_timeout_secs)),
+            volatile: Arc::new(rules(&config.volatile)),
             shutdown_grace: Duration::from_millis(config.shutdown_grace_ms),
             allowed_hosts: vec![config.listen_host.clone()],
             client_token,
@@ -124,4 +132,28 @@ impl ProxyOptions {
             Mode::Trainer { policy_model } => Some(policy_model),
         }
     }
+}
+
+/// The rules of a configuration that was checked.
+fn rules(config: &config::Volatile) -> Rules {
+    let is_on = |action: VolatileAction| action != VolatileAction::Off;
+    let is_removed = |action: VolatileAction| action == VolatileAction::Remove;
+    let billing = is_on(config.billing_header).then(|| Rule {
+        role: Role::System,
+        pattern: Pattern::BillingHeader,
+        is_removed: is_removed(config.billing_header),
+    });
+    let own = config.rules.values().filter(|rule| is_on(rule.action)).map(|rule| Rule {
+        role: match rule.role {
+            VolatileRole::System => Role::System,
+            VolatileRole::User => Role::User,
+            VolatileRole::Any => Role::Any,
+        },
+        pattern: Pattern::Text {
+            regex: regex::Regex::new(&rule.pattern).expect("patterns are checked when the config is read"),
+            replacement: rule.replacement.clone(),
+        },
+        is_removed: is_removed(rule.action),
+    });
+    billing.into_iter().chain(own).collect()
 }

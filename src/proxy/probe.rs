@@ -10,19 +10,25 @@ use super::session::Session;
 use crate::protocol::chat::Reply;
 use crate::record::{
     Call, CallId, CallKind, CallStatus, ClientApi, IdsSource, LogprobSemantics, SCHEMA_VERSION, Sampling,
-    Usage, WeightSource,
+    UpstreamKind, Usage, WeightSource,
 };
 use crate::upstream::ProbeExchange;
 
 /// Stores the probes in the session of the call that needed them. They are lego's own: a trainer does not get them.
-pub(super) async fn record(inner: &Arc<Inner>, session: &Session, model: &str, probes: Vec<ProbeExchange>) {
-    let calls = probes.into_iter().map(|probe| call(inner, session, model, probe)).collect();
+pub(super) async fn record(
+    inner: &Arc<Inner>,
+    kind: UpstreamKind,
+    session: &Session,
+    model: &str,
+    probes: Vec<ProbeExchange>,
+) {
+    let calls = probes.into_iter().map(|probe| call(kind, session, model, probe)).collect();
     if let Err(error) = inner.sink.append(calls).await {
         tracing::error!(%error, "a probe could not be captured");
     }
 }
 
-fn call(inner: &Inner, session: &Session, model: &str, probe: ProbeExchange) -> Call {
+fn call(kind: UpstreamKind, session: &Session, model: &str, probe: ProbeExchange) -> Call {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let raw = |bytes: &[u8]| {
         String::from_utf8(bytes.to_vec()).ok().and_then(|text| RawValue::from_string(text).ok())
@@ -54,7 +60,7 @@ fn call(inner: &Inner, session: &Session, model: &str, probe: ProbeExchange) -> 
         template_sha256: None,
         client_api: ClientApi::OpenaiChat,
         client_stream: false,
-        upstream_kind: inner.upstream.kind(),
+        upstream_kind: kind,
         upstream_api: ClientApi::OpenaiChat,
         model_requested: model.to_owned(),
         model_served: reply.model,

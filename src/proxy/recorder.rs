@@ -6,10 +6,11 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use serde_json::value::RawValue;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::limits::Places;
 use super::received::Received;
+use super::routes::Route;
 use super::session::Session;
 use super::{Inner, verdict};
 use crate::protocol::chat::{Choice, Reply, ReplyError, Request};
@@ -27,7 +28,7 @@ pub(super) struct Recorder {
     session: Arc<Session>,
     /// Keep the session and the proxy from ending before the call is durable.
     tokens: (TaskTrackerToken, TaskTrackerToken),
-    _slot: Arc<OwnedSemaphorePermit>,
+    _slot: Arc<Places>,
     pub(super) call_id: CallId,
     wire: Wire,
     /// The same as a chat request.
@@ -69,6 +70,7 @@ pub(super) struct Wire {
     /// The client's request as it came.
     pub(super) client_body: Bytes,
     pub(super) upstream_api: ClientApi,
+    pub(super) route: Arc<Route>,
 }
 
 impl Recorder {
@@ -76,7 +78,7 @@ impl Recorder {
         inner: Arc<Inner>,
         session: Arc<Session>,
         tokens: (TaskTrackerToken, TaskTrackerToken),
-        slot: Arc<OwnedSemaphorePermit>,
+        slot: Arc<Places>,
         wire: Wire,
         request: Request,
         prepared: Prepared,
@@ -87,8 +89,6 @@ impl Recorder {
             tokens,
             _slot: slot,
             call_id: CallId::now(),
-            reply: Received::new(wire.upstream_api),
-            wire,
             request,
             prepared,
             attempt: 1,
@@ -98,19 +98,26 @@ impl Recorder {
             conversation_id: None,
             client_name: None,
             client_version: None,
-            kind: session.spec.kind,
+            kind: wire.route.kind.unwrap_or(session.spec.kind),
             more_reasons: Vec::new(),
             received: Instant::now(),
             received_at: i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX),
             ttft_us: None,
-            version_at_start: version_now(&inner, &session),
+            version_at_start: version_now(&inner, &session, &wire.route),
             response: Response::None,
             unreadable: None,
             committed: BTreeSet::new(),
             is_done: false,
+            reply: Received::new(wire.upstream_api),
+            wire,
             inner,
             session,
         }
+    }
+
+    /// Where the call goes.
+    pub(super) const fn route(&self) -> &Arc<Route> {
+        &self.wire.route
     }
 
     /// The reply so far.
@@ -206,6 +213,10 @@ impl Recorder {
         let choices = self.open_choices();
         metrics::gauge!("lego_proxy_calls_in_flight").decrement(1.0);
         metrics::counter!("lego_proxy_calls_total", "status" => status.as_str()).increment(1);
+        if let Some(route) = &self.wire.route.name {
+            let labels = [("route", route.clone()), ("status", status.as_str().to_owned())];
+            metrics::counter!("lego_proxy_route_calls_total", &labels).increment(1);
+        }
         metrics::histogram!("lego_proxy_call_seconds").record(self.received.elapsed().as_secs_f64());
         self.calls(&choices, status, error)
     }
@@ -280,7 +291,8 @@ impl Recorder {
 
     fn call(&self, index: u16, choice: &Choice, status: CallStatus, error: Option<String>) -> Call {
         let spec = &self.session.spec;
-        let kind = self.inner.upstream.kind();
+        let upstream = &self.wire.route.upstream;
+        let kind = upstream.kind();
         let source = |has_ids: bool| {
             if has_ids { IdsSource::Engine } else { IdsSource::Absent }
         };
@@ -288,7 +300,7 @@ impl Recorder {
         let told = dialect::told_weights(self.reply(), choice);
         let (weight_spans, weight_source) = told.unwrap_or_else(|| self.weights(choice));
         let routing = {
-            let hint = self.inner.upstream.routing_hint();
+            let hint = upstream.routing_hint();
             upstream::routing::captured(kind, hint, &self.request, self.reply(), choice)
         };
         let upstream_request =
@@ -368,7 +380,7 @@ impl Recorder {
             });
             return (Some(spans.collect()), WeightSource::ReplySpans);
         }
-        let now = version_now(&self.inner, &self.session);
+        let now = version_now(&self.inner, &self.session, &self.wire.route);
         match (&self.version_at_start, now, &choice.token_ids) {
             (Some(start), Some(end), Some(ids)) if *start == end => {
                 let end = u32::try_from(ids.len()).unwrap_or(u32::MAX);
@@ -424,8 +436,11 @@ impl Drop for Recorder {
     }
 }
 
-/// The version by lego's own clock: the session's trainer's, or what the admin was told last.
-fn version_now(inner: &Inner, session: &Session) -> Option<String> {
+/// The version by lego's own clock: the session's trainer's, or what the admin was told last. It is the policy's.
+fn version_now(inner: &Inner, session: &Session, route: &Route) -> Option<String> {
+    if !route.is_policy() {
+        return None;
+    }
     match &session.spec.policy_version {
         Some(version) => Some(version().0.to_string()),
         None => inner.gate.version(),

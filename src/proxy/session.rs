@@ -11,6 +11,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use super::Inner;
 use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
+use crate::protocol::volatile::Rules;
 use crate::record::{Call, CallKind, PolicyVersion, SessionId, TaskId, TrialId};
 use crate::upstream::dialect::SamplingPlan;
 
@@ -28,6 +29,18 @@ pub enum SessionSampling {
     Pinned { temperature: f64, seed: u64 },
     /// As the client says.
     PassThrough,
+}
+
+impl SessionSampling {
+    /// How the call with this index is sampled.
+    pub(super) fn plan(self, index: u64) -> SamplingPlan {
+        match self {
+            Self::PassThrough => SamplingPlan::PassThrough,
+            Self::Pinned { temperature, seed } => {
+                SamplingPlan::Pinned { temperature, seed: call_seed(seed, index) }
+            }
+        }
+    }
 }
 
 /// What a session is made of.
@@ -126,11 +139,19 @@ impl Session {
     }
 
     /// Lets a call in and gives its index in the session.
-    pub(super) fn admit(&self, request: &Request, tolerates_rewrites: bool) -> Result<u64, ApiError> {
+    ///
+    /// Messages are compared without what `volatile` matches.
+    pub(super) fn admit(
+        &self,
+        request: &Request,
+        volatile: &Rules,
+        tolerates_rewrites: bool,
+    ) -> Result<u64, ApiError> {
         let history: Vec<[u8; 32]> = if tolerates_rewrites {
             Vec::new()
         } else {
-            request.messages().into_iter().map(message_hash).collect()
+            let hash = |message| message_hash(&volatile.compared(message));
+            request.messages().into_iter().map(hash).collect()
         };
         let mut state = self.state();
         let id = &self.spec.session_id;
@@ -163,12 +184,7 @@ impl Session {
 
     /// How the call with this index is sampled.
     pub(super) fn plan(&self, index: u64) -> SamplingPlan {
-        match self.spec.sampling {
-            SessionSampling::PassThrough => SamplingPlan::PassThrough,
-            SessionSampling::Pinned { temperature, seed } => {
-                SamplingPlan::Pinned { temperature, seed: call_seed(seed, index) }
-            }
-        }
+        self.spec.sampling.plan(index)
     }
 
     /// Keeps what became durable, and what failed.

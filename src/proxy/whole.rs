@@ -8,11 +8,12 @@ use axum::body::Body;
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, header};
-use tokio_util::sync::CancellationToken;
 
 use super::call::Sending;
 use super::face::Face;
 use super::recorder::Recorder;
+use super::routes::Route;
+use super::stop::Stop;
 use super::{Inner, reply};
 use crate::protocol::chat;
 use crate::protocol::error::{ApiError, ErrorType};
@@ -34,14 +35,14 @@ pub(super) async fn read(
     upstream: &Upstream,
     mut body: UpstreamBody,
     piece_bytes: usize,
-    abort: &CancellationToken,
+    abort: &Stop,
 ) -> Result<Bytes, BadBody> {
     let idle = upstream.timeouts().idle;
     let mut text = BytesMut::new();
     loop {
         let piece = tokio::select! {
             biased;
-            () = abort.cancelled() => return Err(aborted()),
+            ended = abort.cancelled() => return Err(ended),
             piece = tokio::time::timeout(idle, body.next(piece_bytes)) => piece,
         };
         let bad = |status, code: u16, name, message: String| BadBody {
@@ -65,15 +66,6 @@ pub(super) async fn read(
             let message = "the upstream's reply is longer than 256 MiB".to_owned();
             return Err(bad(CallStatus::UpstreamError, 502, "upstream_oversize", message));
         }
-    }
-}
-
-/// The error of a call that lego ends.
-pub(super) fn aborted() -> BadBody {
-    let message = "lego ended this call: its session was closed or the proxy is shutting down";
-    BadBody {
-        status: CallStatus::Aborted,
-        error: ApiError::new(503, ErrorType::Server, "call_aborted", message),
     }
 }
 
@@ -104,15 +96,15 @@ pub(super) fn no_reply(error: &UpstreamError) -> (CallStatus, ApiError) {
 }
 
 /// What an upstream's error answer says. Where it refuses the key, the message names where the key is from.
-pub(super) fn upstream_error(inner: &Inner, status: u16, body: &[u8]) -> ApiError {
-    let mut error = ApiError::from_upstream(status, body, &inner.upstream.name());
+pub(super) fn upstream_error(route: &Route, status: u16, body: &[u8]) -> ApiError {
+    let mut error = ApiError::from_upstream(status, body, &route.upstream.name());
     if matches!(status, 401 | 403) {
-        let key = match &inner.options.upstream_key_env {
+        let key = match &route.upstream_key_env {
             Some(name) => {
                 format!("lego sends the value of the environment variable {name} as the key; check it")
             }
             None => {
-                "lego sends no key, since proxy.upstream_api_key_env names no variable; set it".to_owned()
+                format!("lego sends no key, since {} names no variable; set it", route.key_of_key)
             }
         };
         error.message = format!("{} ({key})", error.message);
@@ -139,7 +131,7 @@ pub(super) async fn answer(
     recorder: Recorder,
     mut face: Face,
     received: UpstreamReply,
-    abort: &CancellationToken,
+    abort: &Stop,
 ) -> Response {
     let call_id = recorder.call_id;
     let response = match settle(inner, recorder, &mut face, received, abort).await {
@@ -156,14 +148,18 @@ pub(super) fn patient(
     recorder: Recorder,
     mut face: Face,
     sending: Sending,
-    abort: CancellationToken,
+    abort: Stop,
 ) -> Response {
     let every = inner.options.keep_alive.unwrap_or(Duration::from_secs(15));
     let work = async move {
-        let settled = match sending.await {
+        let sent = tokio::select! {
+            biased;
+            ended = abort.cancelled() => Err((ended.status, ended.error)),
+            sent = sending => sent.map_err(|error| no_reply(&error)),
+        };
+        let settled = match sent {
             Ok(received) => settle(&inner, recorder, &mut face, received, &abort).await,
-            Err(error) => {
-                let (status, error) = no_reply(&error);
+            Err((status, error)) => {
                 fail(recorder, &face, status, &error).await;
                 Err(error)
             }
@@ -201,9 +197,10 @@ async fn settle(
     mut recorder: Recorder,
     face: &mut Face,
     received: UpstreamReply,
-    abort: &CancellationToken,
+    abort: &Stop,
 ) -> Result<Settled, ApiError> {
-    let upstream = &inner.upstream;
+    let route = Arc::clone(recorder.route());
+    let upstream = &*route.upstream;
     let UpstreamReply { status, headers, body } = received;
     let text = match read(upstream, body, inner.options.stream_buffer_bytes, abort).await {
         Ok(text) => text,
@@ -257,7 +254,7 @@ async fn settle(
     } else {
         let clean = upstream.without_key(text);
         recorder.error_body(&clean);
-        let error = upstream_error(inner, status.as_u16(), &clean);
+        let error = upstream_error(&route, status.as_u16(), &clean);
         // As it is when clients of the protocol can read it and nothing needs to be said.
         let is_readable =
             face.writer.is_none() && !matches!(status.as_u16(), 401 | 403) && ApiError::is_openai(&clean);

@@ -1,5 +1,6 @@
 //! Everything a trial needs beside the policy, wired once: proxy, capture, sandboxes, tasks.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use super::policy::ServedPolicy;
 use crate::capture::{self, Writer, WriterOptions};
 use crate::config::{self, AgentOom, Config, HarnessType, SandboxBackend};
 use crate::harness::{CommandLine, Harness, Mini};
-use crate::proxy::{Mode, Proxy, ProxyOptions};
+use crate::proxy::{Mode, Proxy, ProxyOptions, RouteOptions};
 use crate::rollout::{TrialEnv, TrialOptions};
 use crate::sandbox::{self, Backend, Choice, Limits};
 use crate::task::{Dataset, TaskStore, Verifier, VerifierOptions};
@@ -53,6 +54,8 @@ impl Machinery {
     ) -> Result<Self, RunError> {
         let backend = backend(config, &places, allow_weak).await?;
         let ServedPolicy { upstream, model_name, version } = policy;
+        let upstream = Arc::new(upstream);
+        let routes = RouteOptions::from_config(config, Some(&upstream), &BTreeMap::new())?;
         let writer_options =
             WriterOptions { durability: durability(config.proxy.durability), ..WriterOptions::default() };
         let writer = Arc::new(
@@ -62,7 +65,7 @@ impl Machinery {
         report_recovery(&writer);
         let mode = Mode::Trainer { policy_model: model_name.clone() };
         let options = ProxyOptions::from_config(&config.proxy, mode, None);
-        let proxy = Proxy::new(options, Arc::clone(&writer) as _, upstream);
+        let proxy = Proxy::with_routes(options, Arc::clone(&writer) as _, Some(upstream), routes);
 
         let store = Arc::new(TaskStore::new(dataset, &places.scratch.join("tasks")));
         let limits = limits(config);

@@ -18,6 +18,7 @@ mod policy;
 mod progress;
 mod report;
 mod training;
+mod upstreams;
 mod waves;
 
 pub use account::TokenAccount;
@@ -29,3 +30,4 @@ pub use machinery::durability;
 pub use policy::{ServedPolicy, embedded, http_upstream};
 pub use report::{CurvePoint, Report};
 pub use training::{TrainOptions, train};
+pub use upstreams::upstreams;

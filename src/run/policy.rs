@@ -1,18 +1,20 @@
 //! The policy as an upstream of the proxy: the embedded engine behind its router, or a server over HTTP.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
+
 use super::RunError;
-use crate::config::{self, Config, Secret, UpstreamKind};
+use crate::config::{self, Config};
 use crate::engine::{Engine, EngineOptions};
 use crate::model::Model;
 use crate::proxy::VersionSource;
-use crate::record::{self, PolicyVersion};
+use crate::record::PolicyVersion;
 use crate::serve::{self, ServeState};
 use crate::text::{ChatTemplate, Tokenizer};
-use crate::upstream::routing::RoutingHint;
 use crate::upstream::{Timeouts, Upstream};
 
 /// What answers the trials' calls.
@@ -34,6 +36,22 @@ pub fn embedded(
     model: Arc<Model>,
     first: PolicyVersion,
 ) -> Result<(Engine, ServedPolicy), RunError> {
+    let (engine, router, model_name) = engine(config, folder, model, first)?;
+    let version = {
+        let engine = engine.clone();
+        Arc::new(move || engine.version())
+    };
+    let upstream = Upstream::in_process(router, timeouts(&config.proxy));
+    Ok((engine, ServedPolicy { upstream, model_name, version }))
+}
+
+/// The same with the engine's router, and the name that it serves the model by.
+pub(super) fn engine(
+    config: &Config,
+    folder: &Path,
+    model: Arc<Model>,
+    first: PolicyVersion,
+) -> Result<(Engine, Router, String), RunError> {
     let tokenizer = Tokenizer::load(folder).map_err(RunError::because("loading the tokenizer"))?;
     let template = ChatTemplate::load(folder).map_err(RunError::because("loading the chat template"))?;
     let policy = &config.policy;
@@ -49,12 +67,7 @@ pub fn embedded(
     let folder_name = || folder.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = policy.model_name.clone().or_else(folder_name).unwrap_or_else(|| "policy".to_owned());
     let state = ServeState::new(engine.clone(), Arc::new(tokenizer), Arc::new(template), vec![name.clone()]);
-    let version = {
-        let engine = engine.clone();
-        Arc::new(move || engine.version())
-    };
-    let upstream = Upstream::in_process(serve::router(state), timeouts(&config.proxy));
-    Ok((engine, ServedPolicy { upstream, model_name: name, version }))
+    Ok((engine, serve::router(state), name))
 }
 
 /// The server at the configured base URL, with its key.
@@ -62,33 +75,7 @@ pub fn embedded(
 /// # Errors
 /// A key variable that is not set, a CA file that cannot be read, a URL that is none.
 pub fn http_upstream(config: &Config) -> Result<Upstream, RunError> {
-    let settings = &config.proxy;
-    let kind = match settings.upstream_kind {
-        UpstreamKind::Auto | UpstreamKind::Vllm => record::UpstreamKind::Vllm,
-        UpstreamKind::Embedded => record::UpstreamKind::Embedded,
-        UpstreamKind::Sglang => record::UpstreamKind::Sglang,
-        UpstreamKind::Openai => record::UpstreamKind::Openai,
-        UpstreamKind::Anthropic => record::UpstreamKind::Anthropic,
-    };
-    let key = config.upstream_api_key()?;
-    let key = key.as_ref().map(Secret::expose);
-    let authorities = settings.upstream_ca_file.as_ref().map(|path| {
-        std::fs::read(path).map_err(|source| RunError::Failed {
-            doing: "reading proxy.upstream_ca_file",
-            cause: format!("{}: {source}", path.display()),
-        })
-    });
-    let authorities = authorities.transpose()?;
-    let upstream = Upstream::http_trusting(
-        &settings.upstream_base_url,
-        kind,
-        key,
-        timeouts(settings),
-        authorities.as_deref(),
-    )
-    .map_err(RunError::because("using proxy.upstream_base_url"))?;
-    let hint = RoutingHint { layers: settings.routing_layers, top_k: settings.routing_top_k };
-    Ok(upstream.with_routing_hint(settings.capture_expert_routing.then_some(hint)))
+    Ok(Upstream::from_config(config, &config.proxy.server(), &BTreeMap::new())?)
 }
 
 fn timeouts(settings: &config::Proxy) -> Timeouts {

@@ -147,6 +147,7 @@ pub const PROMETHEUS: &[Prometheus] = &[
     counter("lego_capture_failed_commits_total", "Group commits that failed."),
     counter("lego_capture_parquet_files_total", "Parquet files written."),
     counter("lego_proxy_calls_total", "Model calls that ended, by status."),
+    counter("lego_proxy_route_calls_total", "Model calls of proxy.routes that ended, by route and status."),
     counter("lego_proxy_captured_tokens_total", "Sampled tokens made durable."),
     counter("lego_proxy_capture_failures_total", "Calls that could not be captured."),
     counter("lego_proxy_refused_total", "Calls refused before they went upstream, by error code."),

@@ -15,6 +15,7 @@
 //! - Dropping a reply's body closes its connection, which makes engines abort the request.
 
 mod capabilities;
+mod connect;
 pub mod dialect;
 mod headers;
 mod key;
@@ -26,6 +27,7 @@ mod transport;
 mod url;
 
 pub use capabilities::{Capabilities, IdsChannel, probe_body};
+pub use connect::ConnectError;
 pub use headers::{forward_reply_headers, forward_request_headers};
 pub use probe::ProbeExchange;
 pub use transport::{BodyError, Timeouts, Upstream, UpstreamBody, UpstreamError, UpstreamReply};

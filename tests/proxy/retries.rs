@@ -121,7 +121,10 @@ async fn more_calls_than_fit_are_told_to_come_back() {
     assert!(String::from_utf8_lossy(&text(response).await).contains("proxy.max_in_flight"));
     setup.mock.open_gate();
     first.await.expect("the first call ends");
-    assert_eq!(setup.sink.calls(1).await[0].status, CallStatus::Ok);
+    let calls = setup.sink.calls(2).await;
+    assert_eq!((calls[0].status, calls[0].http_status), (CallStatus::Aborted, 429));
+    assert_eq!(calls[1].status, CallStatus::Ok);
+    assert_eq!(setup.mock.asked().len(), 1);
 }
 
 #[tokio::test]

@@ -96,12 +96,12 @@ pub fn cut(text: &[u8], cut: &Cut) -> Result<CutReply, CutError> {
             }
             // The extension as an event of its own, `sglext_ids`.
             "output_ids" if cut.sglext => has_bare_ids = true,
-            "model" => {
-                if let Some(model) = &cut.model {
-                    let name = serde_json::Value::from(model.as_str()).to_string();
-                    if member.text(text) != name.as_bytes() {
-                        edits.push(Edit::replace(member.value.clone(), name.into_bytes()));
-                    }
+            "model" => echo_model(text, member, cut, &mut edits),
+            // A stream of Messages names the model in the message that it begins with.
+            "message" if cut.model.is_some() && text[member.value.start] == b'{' => {
+                let message = json::members(text, member.value.start)?;
+                if let Some(model) = json::find(text, &message, "model") {
+                    echo_model(text, model, cut, &mut edits);
                 }
             }
             _ => {}
@@ -112,6 +112,16 @@ pub fn cut(text: &[u8], cut: &Cut) -> Result<CutReply, CutError> {
     let has_extra = has_usage || has_ids || (has_bare_ids && !has_choices);
     let is_extra_event = has_extra && !has_choice && !keeps_usage;
     Ok(CutReply { edits, is_dropped: is_extra_event || (has_choice && all_empty) })
+}
+
+/// The name that the client asked for in the place of the upstream's.
+fn echo_model(text: &[u8], member: &Member, cut: &Cut, edits: &mut Vec<Edit>) {
+    if let Some(model) = &cut.model {
+        let name = serde_json::Value::from(model.as_str()).to_string();
+        if member.text(text) != name.as_bytes() {
+            edits.push(Edit::replace(member.value.clone(), name.into_bytes()));
+        }
+    }
 }
 
 /// Cuts one choice. True if nothing but what lego asked for was in it.

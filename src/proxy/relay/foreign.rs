@@ -25,7 +25,7 @@ impl Relay {
         }
         let fed = self.recorder.event(&event.name, &data).fed;
         if fed.has_error {
-            let error = ApiError::from_upstream(502, &data, &self.inner.upstream.name());
+            let error = ApiError::from_upstream(502, &data, &self.recorder.route().upstream.name());
             return self.fail(CallStatus::UpstreamError, error).await;
         }
         let mut pieces = Vec::new();

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::call::{self, Sending};
 use super::face::Face;
 use super::recorder::Recorder;
+use super::routes::Route;
+use super::stop::Stop;
 use super::whole::BadBody;
 use super::{Inner, whole};
 use crate::protocol::chat;
@@ -31,7 +32,7 @@ pub(super) struct Relay {
     recorder: Recorder,
     face: Face,
     source: Source,
-    abort: CancellationToken,
+    abort: Stop,
     parser: Parser,
     /// What the client may have now.
     ready: BytesMut,
@@ -71,7 +72,7 @@ enum Step {
     HoldIsOver,
     KeepAlive,
     Idle,
-    Abort,
+    Abort(BadBody),
 }
 
 impl Relay {
@@ -80,7 +81,7 @@ impl Relay {
         recorder: Recorder,
         face: Face,
         sending: Sending,
-        abort: CancellationToken,
+        abort: Stop,
     ) -> Self {
         let mut relay = Self::new(inner, recorder, face, Source::Waiting(sending), abort);
         relay.keep_alive();
@@ -92,7 +93,7 @@ impl Relay {
         recorder: Recorder,
         face: Face,
         body: UpstreamBody,
-        abort: CancellationToken,
+        abort: Stop,
     ) -> Self {
         Self::new(inner, recorder, face, Source::Body(body), abort)
     }
@@ -103,19 +104,13 @@ impl Relay {
         recorder: Recorder,
         face: Face,
         body: UpstreamBody,
-        abort: CancellationToken,
+        abort: Stop,
     ) -> Self {
-        let reading = reading(Arc::clone(&inner), body, abort.clone());
+        let reading = reading(&inner, recorder.route(), body, abort.clone());
         Self::new(inner, recorder, face, Source::Whole(reading), abort)
     }
 
-    fn new(
-        inner: Arc<Inner>,
-        recorder: Recorder,
-        face: Face,
-        source: Source,
-        abort: CancellationToken,
-    ) -> Self {
+    fn new(inner: Arc<Inner>, recorder: Recorder, face: Face, source: Source, abort: Stop) -> Self {
         let now = Instant::now();
         Self {
             inner,
@@ -167,16 +162,13 @@ impl Relay {
                 Step::HoldIsOver => self.release(false).await,
                 Step::KeepAlive => self.keep_alive(),
                 Step::Idle => {
-                    let idle = self.inner.upstream.timeouts().idle;
+                    let idle = self.recorder.route().upstream.timeouts().idle;
                     let message =
                         format!("connection error: the upstream sent nothing for {idle:?} within its reply");
                     let error = ApiError::new(504, ErrorType::Upstream, "upstream_stalled", message);
                     self.fail(CallStatus::Timeout, error).await;
                 }
-                Step::Abort => {
-                    let aborted = whole::aborted();
-                    self.fail(aborted.status, aborted.error).await;
-                }
+                Step::Abort(ended) => self.fail(ended.status, ended.error).await,
             }
         }
     }
@@ -184,7 +176,7 @@ impl Relay {
     /// Waits for what happens next.
     async fn step(&mut self) -> Step {
         let is_body = matches!(self.source, Source::Body(_));
-        let idle_at = is_body.then(|| self.last_received + self.inner.upstream.timeouts().idle);
+        let idle_at = is_body.then(|| self.last_received + self.recorder.route().upstream.timeouts().idle);
         let keep_alive = self.inner.options.keep_alive.filter(|_| self.hold_until.is_none());
         let keep_alive_at = keep_alive.map(|every| self.last_sent.max(self.last_received) + every);
         let soonest = [self.hold_until, idle_at, keep_alive_at].into_iter().flatten().min();
@@ -192,7 +184,7 @@ impl Relay {
         let piece_bytes = self.inner.options.stream_buffer_bytes;
         tokio::select! {
             biased;
-            () = self.abort.cancelled() => Step::Abort,
+            ended = self.abort.cancelled() => Step::Abort(ended),
             step = self.source.next(piece_bytes) => {
                 self.last_received = Instant::now();
                 step
@@ -218,15 +210,17 @@ impl Relay {
         let UpstreamReply { status, body, .. } = received;
         self.recorder.http_status = status.as_u16();
         if is_expected {
-            self.source = Source::Whole(reading(Arc::clone(&self.inner), body, self.abort.clone()));
+            self.source =
+                Source::Whole(reading(&self.inner, self.recorder.route(), body, self.abort.clone()));
             return;
         }
         let piece_bytes = self.inner.options.stream_buffer_bytes;
-        match whole::read(&self.inner.upstream, body, piece_bytes, &self.abort).await {
+        let route = Arc::clone(self.recorder.route());
+        match whole::read(&route.upstream, body, piece_bytes, &self.abort).await {
             Ok(text) => {
-                let clean = self.inner.upstream.without_key(text);
+                let clean = route.upstream.without_key(text);
                 self.recorder.error_body(&clean);
-                let error = whole::upstream_error(&self.inner, status.as_u16(), &clean);
+                let error = whole::upstream_error(&route, status.as_u16(), &clean);
                 self.fail(CallStatus::UpstreamError, error).await;
             }
             Err(bad) => self.fail(bad.status, bad.error).await,
@@ -427,9 +421,10 @@ impl Relay {
     }
 }
 
-fn reading(inner: Arc<Inner>, body: UpstreamBody, abort: CancellationToken) -> Reading {
+fn reading(inner: &Inner, route: &Route, body: UpstreamBody, abort: Stop) -> Reading {
     let piece_bytes = inner.options.stream_buffer_bytes;
-    Box::pin(async move { whole::read(&inner.upstream, body, piece_bytes, &abort).await })
+    let upstream = Arc::clone(&route.upstream);
+    Box::pin(async move { whole::read(&upstream, body, piece_bytes, &abort).await })
 }
 
 impl Source {

@@ -219,10 +219,7 @@ impl Config {
     }
 }
 
-/// Parts of prompts that change from call to call without meaning anything. They are ignored where calls are compared
-/// (derived sessions, `history_rewrite_tolerance`); what is sent to the upstream changes only where a rule says
-/// `remove`. The capture has both: the request as it came, and as it was sent. To an `anthropic` upstream requests go
-/// as they came.
+/// Parts of prompts that change from call to call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Volatile {
@@ -245,11 +242,11 @@ impl Default for Volatile {
 pub struct VolatileRule {
     /// A regular expression (syntax of Rust's `regex` crate). What it matches in a message's text is the volatile part.
     pub pattern: String,
-    /// Whose texts it is looked for in. What the model said and what tools returned is never changed.
+    /// Whose texts it is looked for in; absent: `system`. What the model said and what tools returned is never changed.
     pub role: VolatileRole,
-    /// What happens to it.
+    /// What happens to it; absent: `ignore`.
     pub action: VolatileAction,
-    /// What stands in its place; `$1` is the pattern's first group.
+    /// What stands in its place, absent: nothing; `$1` is the pattern's first group.
     pub replacement: String,
 }
 

@@ -103,7 +103,7 @@ impl Recorder {
             received: Instant::now(),
             received_at: i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX),
             ttft_us: None,
-            version_at_start: version_now(&inner, &session, &wire.route),
+            version_at_start: wire.route.version_now(&inner, &session),
             response: Response::None,
             unreadable: None,
             committed: BTreeSet::new(),
@@ -380,7 +380,7 @@ impl Recorder {
             });
             return (Some(spans.collect()), WeightSource::ReplySpans);
         }
-        let now = version_now(&self.inner, &self.session, &self.wire.route);
+        let now = self.wire.route.version_now(&self.inner, &self.session);
         match (&self.version_at_start, now, &choice.token_ids) {
             (Some(start), Some(end), Some(ids)) if *start == end => {
                 let end = u32::try_from(ids.len()).unwrap_or(u32::MAX);
@@ -433,17 +433,6 @@ impl Drop for Recorder {
                 tracing::error!(call_id = %self.call_id, "no runtime to record a dropped call in")
             }
         }
-    }
-}
-
-/// The version by lego's own clock: the session's trainer's, or what the admin was told last. It is the policy's.
-fn version_now(inner: &Inner, session: &Session, route: &Route) -> Option<String> {
-    if !route.is_policy() {
-        return None;
-    }
-    match &session.spec.policy_version {
-        Some(version) => Some(version().0.to_string()),
-        None => inner.gate.version(),
     }
 }
 

@@ -176,6 +176,18 @@ impl Route {
         }
     }
 
+    /// The weights' version by lego's own clock: the session's trainer's, or what the admin was told last. It is the
+    /// policy's.
+    pub(super) fn version_now(&self, inner: &Inner, session: &Session) -> Option<String> {
+        if !self.is_policy() {
+            return None;
+        }
+        match &session.spec.policy_version {
+            Some(version) => Some(version().0.to_string()),
+            None => inner.gate.version(),
+        }
+    }
+
     /// How a session's call with this index is sampled.
     pub(super) fn plan(&self, session: &Session, index: u64) -> SamplingPlan {
         match self.sampling {

@@ -108,6 +108,49 @@ fn a_harness_that_crashes_or_hangs_after_calls_is_graded() {
     }
 }
 
+/// Tries the proxy's other doors through the one that it has, and goes on working.
+const OTHER_DOORS: &str = r#"
+import socket, urllib.error
+root = os.environ["OPENAI_BASE_URL"].rsplit("/v1", 1)[0]
+def tried(method, path, headers={}):
+    body = b"{}" if method == "POST" else None
+    request = urllib.request.Request(root + path, body, {"content-type": "application/json", **headers}, method=method)
+    try:
+        return urllib.request.urlopen(request).status
+    except urllib.error.HTTPError as error:
+        return error.code
+for path in ("/admin", "/admin/state", "/metrics", "/healthz", "/sessions/other/v1/models", "/v1/../admin/state"):
+    print("TRIED GET", path, tried("GET", path))
+for path in ("/admin/pause", "/admin/policy-version", "/sessions/other/end", "/sessions/other/v1/chat/completions"):
+    for key in ("", "Bearer sk-lego-other.secret"):
+        print("TRIED POST", path, tried("POST", path, {"authorization": key}))
+body = {"model": os.environ["OPENAI_MODEL"], "max_tokens": 8, "messages": [{"role": "user", "content": "hello"}]}
+forged = {"content-type": "application/json", "x-session-done": "1", "x-session-id": "other"}
+request = urllib.request.Request(root + "/v1/chat/completions", json.dumps(body).encode(), forged)
+print("FORGED", urllib.request.urlopen(request).status)
+call()
+print("CALLED AGAIN")
+raise SystemExit(7)
+"#;
+
+#[test]
+fn a_harness_that_tries_the_proxys_other_doors_finds_none() {
+    let temp = tempfile::tempdir().expect("temp");
+    let script = format!("{CALL}{OTHER_DOORS}");
+    let (run, output) = run_with(temp.path(), &["/usr/bin/python3", "-c", &script], 60);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let mut trials = 0;
+    for entry in fs::read_dir(run.join("trials")).expect("trials").flatten() {
+        let said = fs::read_to_string(entry.path().join("stdout.log")).expect("stdout");
+        let tried: Vec<&str> = said.lines().filter(|line| line.starts_with("TRIED")).collect();
+        assert_eq!(tried.len(), 14, "{said}");
+        assert!(tried.iter().all(|line| line.ends_with(" 404")), "{said}");
+        assert!(said.contains("FORGED 200\nCALLED AGAIN"), "a forged end ends nothing: {said}");
+        trials += 1;
+    }
+    assert_eq!(trials, 8);
+}
+
 /// Reads every file it can reach, and its own environment, and prints all of it that is text.
 const SEARCH: &str = r#"
 import os, sys

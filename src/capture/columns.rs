@@ -77,6 +77,7 @@ pub(super) fn schema() -> SchemaRef {
         nullable("parent_call_id", Utf8),
         required("attempt", Int32),
         nullable("retry_of", Utf8),
+        required("rejoined", Int32),
         required("kind", Utf8),
         nullable("harness", Utf8),
         nullable("harness_version", Utf8),

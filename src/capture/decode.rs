@@ -43,6 +43,7 @@ fn call(row: Row<'_>) -> Decoded<Call> {
         parent_call_id: row.parsed("parent_call_id")?,
         attempt: row.small("attempt")?,
         retry_of: row.parsed("retry_of")?,
+        rejoined: row.rejoined()?,
         kind: row.named("kind", CallKind::from_name)?,
         harness: row.text("harness")?,
         harness_version: row.text("harness_version")?,
@@ -134,6 +135,14 @@ impl<'a> Row<'a> {
         let column = self.cell::<arrow::array::PrimitiveArray<Int32Type>>(name)?;
         let value = self.needed(name, column.map(|column| column.value(self.row)))?;
         value.try_into().map_err(|_| format!("column {name} holds {value}"))
+    }
+
+    /// Files from before the column are from before anything was rejoined.
+    fn rejoined(self) -> Decoded<u16> {
+        match self.batch.column_by_name("rejoined") {
+            Some(_) => self.small("rejoined"),
+            None => Ok(0),
+        }
     }
 
     fn count(self, name: &str) -> Decoded<Option<u64>> {

@@ -42,6 +42,7 @@ pub(super) fn batch(calls: &[Call]) -> Result<RecordBatch, ArrowError> {
         id(|c| c.parent_call_id),
         int(|c| c.attempt.into()),
         id(|c| c.retry_of),
+        int(|c| c.rejoined.into()),
         text(|c| Some(c.kind.as_str())),
         text(|c| c.harness.as_deref()),
         text(|c| c.harness_version.as_deref()),

@@ -81,6 +81,12 @@ pub struct Proxy {
     pub total_timeout_secs: u64,
     /// Time that running calls get to end when the proxy stops, in milliseconds.
     pub shutdown_grace_ms: u64,
+    /// How long a call runs on upstream after its client left, in milliseconds. A client that comes back within that time
+    /// with the same request gets the reply of that call. 0: the call is cancelled at once.
+    pub retry_grace_ms: u64,
+    /// Stand-alone only: a session without a call for this long is ended, in seconds; what comes later for it is refused.
+    /// 0: never.
+    pub session_idle_secs: u64,
     /// Name of the environment variable with the token that clients must send as their API key.
     pub client_token_env: Option<String>,
     /// Port of the admin listener, on the same host: `/admin/pause`, `/admin/resume`, `/admin/policy-version`,
@@ -139,6 +145,8 @@ impl Default for Proxy {
             idle_timeout_secs: 300,
             total_timeout_secs: 0,
             shutdown_grace_ms: 3000,
+            retry_grace_ms: 800,
+            session_idle_secs: 86_400,
             client_token_env: None,
             admin_listen_port: None,
             admin_token_env: None,

@@ -218,6 +218,15 @@ impl Parser {
     }
 }
 
+/// Reads blocks again that a parser gave, in their order.
+pub fn reread(blocks: &[Bytes]) -> impl Iterator<Item = Event> {
+    let mut parser = Parser::new();
+    blocks.iter().filter_map(move |block| {
+        parser.push(block);
+        parser.next_event().or_else(|| parser.finish())
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

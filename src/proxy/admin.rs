@@ -59,6 +59,12 @@ impl Proxy {
         self.inner.gate.set_open(true);
     }
 
+    /// Calls that run on after their clients left.
+    #[must_use]
+    pub fn calls_without_client(&self) -> usize {
+        self.inner.left.get()
+    }
+
     /// Says which weights the upstream has from now on. Calls that see the label change while they run are recorded
     /// with an unknown version, unless the engine tells its own.
     pub fn set_policy_version(&self, label: impl Into<String>) {
@@ -71,6 +77,7 @@ fn state(shared: &Shared) -> Json<Value> {
     let running = inner.options.max_in_flight.saturating_sub(inner.slots.available_permits());
     Json(json!({
         "is_paused": !inner.gate.is_open(), "policy_version": inner.gate.version(), "calls_in_flight": running,
+        "calls_without_client": inner.left.get(),
     }))
 }
 

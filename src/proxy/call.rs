@@ -18,6 +18,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use super::face::{self, Face, Incoming};
 use super::limits::{Places, Refused};
 use super::recorder::{Recorder, Wire};
+use super::rejoin::{self, Attendance};
 use super::relay::Relay;
 use super::routes::Route;
 use super::session::Session;
@@ -81,6 +82,11 @@ async fn serve(
     let session = identify::session_of(inner, &shared.door, path_session, &headers, &incoming.request)?;
     // From here on the session's end waits for this call.
     let tokens = (session.token(), inner.running.token());
+    let conversation_id = identify::conversation_id(&headers);
+    let incoming = match rejoin::rejoin(&session, incoming, conversation_id.as_deref()).await {
+        Ok(answer) => return answer,
+        Err(incoming) => incoming,
+    };
     // What a judge or a teacher is asked is no turn of the session's conversation.
     let tolerates_rewrites = inner.options.history_rewrite_tolerance || !route.is_policy();
     let index = session.admit(&incoming.request, &inner.options.volatile, tolerates_rewrites)?;
@@ -92,12 +98,13 @@ async fn serve(
         Ok(places) => (places, None),
         Err(refused) => (Places::default(), Some(refused)),
     };
+    let attendance = Attendance::new(inner, &session, &incoming, conversation_id);
     let Incoming { body, request, face } = incoming;
     let call = Call {
         inner: Arc::clone(inner),
         abort: Stop::new(session.closed(), route.total_timeout),
         route,
-        conversation_id: identify::conversation_id(&headers),
+        attendance: Arc::clone(&attendance),
         session,
         tokens,
         slot: Arc::new(places),
@@ -108,7 +115,7 @@ async fn serve(
         headers,
     };
     match refused {
-        None => call.run(face).await,
+        None => rejoin::answered(attendance, Box::pin(call.run(face))).await,
         Some(refused) => {
             let attempt = Attempt { number: 1, first: None, is_plain: false };
             call.refused(&attempt, &face, &refused).await
@@ -147,7 +154,7 @@ struct Call {
     request: Request,
     uri: Uri,
     headers: HeaderMap,
-    conversation_id: Option<String>,
+    attendance: Arc<Attendance>,
     abort: Stop,
 }
 
@@ -272,13 +279,11 @@ impl Call {
         face: &Face,
         capabilities: Capabilities,
     ) -> Result<Recorder, ApiError> {
-        let inner = &self.inner;
         let prepared = self.prepared(attempt, face, capabilities).map_err(|error| {
             ApiError::new(400, ErrorType::InvalidRequest, "bad_request", error.to_string())
         })?;
         let mut recorder = Recorder::new(
-            Arc::clone(inner),
-            Arc::clone(&self.session),
+            Arc::clone(&self.attendance),
             self.tokens.clone(),
             Arc::clone(&self.slot),
             Wire {
@@ -292,7 +297,7 @@ impl Call {
         );
         recorder.attempt = attempt.number;
         recorder.retry_of = attempt.first;
-        recorder.conversation_id = self.conversation_id.clone();
+        recorder.conversation_id = self.attendance.conversation_id.clone();
         (recorder.client_name, recorder.client_version) = identify::client_name(&self.headers);
         recorder.kind = identify::kind(recorder.kind, &self.headers, &self.request);
         if attempt.is_plain {
@@ -437,14 +442,12 @@ pub(super) fn is_stream(received: &UpstreamReply) -> bool {
 
 fn stream(mut headers: HeaderMap, relay: Relay) -> Response {
     reply::stream_headers(&mut headers);
+    let (attendance, call_id) = (relay.attendance(), relay.call_id());
     let pieces = futures_util::stream::unfold(relay, |mut relay| async move {
         let piece = relay.next().await?;
         Some((piece, relay))
     });
-    let mut response = Response::new(Body::from_stream(pieces));
-    *response.status_mut() = StatusCode::OK;
-    *response.headers_mut() = headers;
-    response
+    rejoin::begun(attendance, call_id, headers, pieces)
 }
 
 async fn sleep(duration: Option<Duration>) {

@@ -2,6 +2,7 @@
 //! also a header, or a name derived from its first messages.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -11,6 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::options::Mode;
 use super::session::{Session, SessionSpec};
+use super::sessions::DERIVED;
 use super::{Inner, Shared, reply};
 use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
@@ -146,7 +148,7 @@ pub(super) fn session_of(
                 let spec = SessionSpec::stand_alone(id, *sampling);
                 Session::new(spec, false, inner.abort.child_token())
             };
-            inner.sessions.get_or_make(id, make)
+            inner.sessions.get_or_make(id, Instant::now(), make)
         }
     }
 }
@@ -216,6 +218,6 @@ fn derived(request: &Request, volatile: &Rules) -> SessionId {
         }
     }
     let digest: String = hash.finalize()[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-    let name = format!("derived-{digest}");
+    let name = format!("{DERIVED}{digest}");
     name.parse().unwrap_or_else(|_| unreachable!("{name} only has letters, digits and a dash"))
 }

@@ -187,7 +187,7 @@ mod tests {
         let seconds = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(limits.reserve(start).ok(), Some(start));
         assert_eq!(limits.reserve(seconds(20)).ok(), Some(seconds(20)));
-        let refused = limits.reserve(seconds(30)).err().expect("too early");
+        let refused = limits.reserve(seconds(30)).expect_err("too early");
         assert_eq!((refused.code, refused.after), ("rate_limited", Duration::from_secs(30)));
         assert!(refused.message.contains("proxy.routes.judge.requests_per_minute"), "{}", refused.message);
         assert_eq!(limits.reserve(seconds(55)).ok(), Some(seconds(60)), "a refusal takes no turn");

@@ -4,6 +4,7 @@
 //! ([`face`]: the client's protocol), finds the session ([`identify`]) and the upstream
 //! ([`routes`]: by the model's name), has the request edited (room `upstream`), sends
 //! it, again if need be ([`retry`]), and relays the reply: [`relay`] for a stream, [`whole`] for a body. [`recorder`] holds what is captured of a call and writes it, [`verdict`] says whether it can train.
+//! [`rejoin`] has a call run on for a client that may come back.
 //!
 //! Invariants:
 //! - The event after which a client may act on a call, or the last byte of a body, leaves only after the call's
@@ -12,7 +13,8 @@
 //!   cannot be read is forwarded, and the record says why it is not trainable.
 //! - Every call that was sent upstream leaves a record, whoever goes away first.
 //! - A call belongs to the session that its door, path or key names; headers choose one only stand-alone.
-//! - Nothing is read from the upstream ahead of what the client takes: a slow client slows its own call only.
+//! - Nothing is read from the upstream ahead of what the client takes: a slow client slows its own call only. A call
+//!   whose client left is read on for its grace, and kept as its record keeps it.
 //! - A route's limits hold for what is sent to its upstream; its key goes to no other.
 //! - The upstream's key is in no reply, record, error or log line.
 
@@ -23,12 +25,14 @@ mod face;
 mod gate;
 mod guard;
 mod identify;
+mod kept;
 mod limits;
 mod models;
 mod options;
 mod probe;
 mod received;
 mod recorder;
+mod rejoin;
 mod relay;
 mod reply;
 mod responses;
@@ -36,6 +40,7 @@ mod retry;
 mod routes;
 mod server;
 mod session;
+mod sessions;
 mod stop;
 mod verdict;
 mod whole;
@@ -60,7 +65,8 @@ pub use server::{ListenError, listen};
 pub use session::{SessionHandle, SessionResult, SessionSampling, SessionSpec, VersionSource};
 
 use identify::Door;
-use session::{Session, Sessions};
+use session::Session;
+use sessions::Sessions;
 
 /// A session that cannot be opened or served.
 #[derive(Debug, thiserror::Error)]
@@ -121,6 +127,7 @@ struct Inner {
     sessions: Sessions,
     responses: responses::Responses,
     gate: gate::Gate,
+    left: rejoin::LeftCount,
     /// Permits for calls in flight.
     slots: Arc<tokio::sync::Semaphore>,
     /// Calls that are running or not durable yet, and listeners.
@@ -150,16 +157,17 @@ impl Proxy {
         let routes = routes::Routes::new(&options, default, routes);
         let slots = Arc::new(tokio::sync::Semaphore::new(options.max_in_flight));
         let inner = Inner {
-            options,
             sink,
             routes,
-            sessions: Sessions::default(),
+            sessions: Sessions::new(options.session_idle),
+            left: rejoin::LeftCount::default(),
             responses: responses::Responses::default(),
             gate: gate::Gate::default(),
             slots,
             running: tokio_util::task::TaskTracker::new(),
             closing: CancellationToken::new(),
             abort: CancellationToken::new(),
+            options,
         };
         Self { inner: Arc::new(inner) }
     }
@@ -218,7 +226,10 @@ impl Proxy {
     /// Serves the public listener until [`Proxy::shutdown`].
     pub async fn serve(&self, listener: TcpListener) {
         let (closing, abort) = (self.inner.closing.clone(), self.inner.abort.clone());
-        server::serve(listener, self.router(), closing, abort).await;
+        tokio::select! {
+            () = server::serve(listener, self.router(), closing, abort) => {}
+            () = self.inner.sessions.keep_tidy() => {}
+        }
     }
 
     /// Refuses new calls, gives running ones `shutdown_grace`, then ends them with an error; returns when every call

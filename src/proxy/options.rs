@@ -65,6 +65,10 @@ pub struct ProxyOptions {
     /// Parts of prompts that change from call to call.
     pub volatile: Arc<Rules>,
     pub shutdown_grace: Duration,
+    /// How long a call runs on whose client left before it could act on the reply.
+    pub retry_grace: Duration,
+    /// Stand-alone: a session that has been idle for longer is ended.
+    pub session_idle: Option<Duration>,
     /// Names under which the proxy may be called besides loopback ones.
     pub allowed_hosts: Vec<String>,
     /// Clients must send this as their API key.
@@ -100,6 +104,9 @@ impl ProxyOptions {
                 .then(|| Duration::from_secs(config.total_timeout_secs)),
             volatile: Arc::new(rules(&config.volatile)),
             shutdown_grace: Duration::from_millis(config.shutdown_grace_ms),
+            retry_grace: Duration::from_millis(config.retry_grace_ms),
+            session_idle: (config.session_idle_secs > 0)
+                .then(|| Duration::from_secs(config.session_idle_secs)),
             allowed_hosts: vec![config.listen_host.clone()],
             client_token,
             upstream_key_env: config.upstream_api_key_env.clone(),

@@ -51,6 +51,7 @@ fn call(kind: UpstreamKind, session: &Session, model: &str, probe: ProbeExchange
         parent_call_id: None,
         attempt: 1,
         retry_of: None,
+        rejoined: 0,
         kind: CallKind::Probe,
         harness: None,
         harness_version: None,

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use serde_json::value::RawValue;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::kept::{self, Kept};
 use super::limits::Places;
 use super::received::Received;
+use super::rejoin::Attendance;
 use super::routes::Route;
 use super::session::Session;
 use super::{Inner, verdict};
@@ -26,6 +27,7 @@ use crate::upstream::dialect::{self, Prepared};
 pub(super) struct Recorder {
     inner: Arc<Inner>,
     session: Arc<Session>,
+    pub(super) attendance: Arc<Attendance>,
     /// Keep the session and the proxy from ending before the call is durable.
     tokens: (TaskTrackerToken, TaskTrackerToken),
     _slot: Arc<Places>,
@@ -51,17 +53,10 @@ pub(super) struct Recorder {
     received_at: i64,
     ttft_us: Option<u64>,
     version_at_start: Option<String>,
-    /// Data of the stream's events, or the whole body.
-    response: Response,
+    pub(super) kept: Kept,
     unreadable: Option<String>,
     committed: BTreeSet<u16>,
     is_done: bool,
-}
-
-enum Response {
-    None,
-    Events(Vec<Bytes>),
-    Body(Bytes),
 }
 
 /// What is spoken on both sides.
@@ -75,8 +70,7 @@ pub(super) struct Wire {
 
 impl Recorder {
     pub(super) fn new(
-        inner: Arc<Inner>,
-        session: Arc<Session>,
+        attendance: Arc<Attendance>,
         tokens: (TaskTrackerToken, TaskTrackerToken),
         slot: Arc<Places>,
         wire: Wire,
@@ -84,6 +78,7 @@ impl Recorder {
         prepared: Prepared,
     ) -> Self {
         metrics::gauge!("lego_proxy_calls_in_flight").increment(1.0);
+        let (inner, session) = (Arc::clone(&attendance.inner), Arc::clone(&attendance.session));
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             tokens,
@@ -104,7 +99,7 @@ impl Recorder {
             received_at: i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX),
             ttft_us: None,
             version_at_start: wire.route.version_now(&inner, &session),
-            response: Response::None,
+            kept: Kept::default(),
             unreadable: None,
             committed: BTreeSet::new(),
             is_done: false,
@@ -112,6 +107,7 @@ impl Recorder {
             wire,
             inner,
             session,
+            attendance,
         }
     }
 
@@ -125,26 +121,22 @@ impl Recorder {
         self.reply.so_far()
     }
 
-    /// Reads a copy of a stream's event.
+    /// Reads an event of a stream, whose block is kept.
     pub(super) fn event(&mut self, name: &str, data: &Bytes) -> Assembled {
-        match &mut self.response {
-            Response::Events(events) => events.push(data.clone()),
-            response => *response = Response::Events(vec![data.clone()]),
-        }
         let read = self.reply.event(name, data);
         self.read(read)
     }
 
     /// Reads a copy of a whole body.
     pub(super) fn body(&mut self, body: &Bytes) {
-        self.response = Response::Body(body.clone());
+        self.kept = Kept::Body(body.clone());
         let read = self.reply.body(body);
         self.read(read);
     }
 
     /// Keeps an error's body without reading it as a reply.
     pub(super) fn error_body(&mut self, body: &Bytes) {
-        self.response = Response::Body(body.clone());
+        self.kept = Kept::Body(body.clone());
     }
 
     /// A part of the reply could not be read: forwarded, not trainable.
@@ -274,7 +266,7 @@ impl Recorder {
     fn records(&self, choices: &[u16], status: CallStatus, error: Option<String>) -> Vec<Call> {
         let sampled: usize =
             self.reply().choices.values().filter_map(|choice| choice.token_ids.as_ref()).map(Vec::len).sum();
-        let response = self.response_json();
+        let response = self.kept.json();
         let missing = Choice::default();
         let record = |&index: &u16| {
             let choice = self.reply().choices.get(&index).unwrap_or(&missing);
@@ -304,7 +296,7 @@ impl Recorder {
             upstream::routing::captured(kind, hint, &self.request, self.reply(), choice)
         };
         let upstream_request =
-            (self.prepared.body != self.wire.client_body).then(|| raw(&self.prepared.body));
+            (self.prepared.body != self.wire.client_body).then(|| kept::raw(&self.prepared.body));
         Call {
             schema_version: SCHEMA_VERSION,
             call_id: self.call_id,
@@ -315,6 +307,7 @@ impl Recorder {
             parent_call_id: None,
             attempt: self.attempt,
             retry_of: self.retry_of,
+            rejoined: self.attendance.times_rejoined(),
             kind: self.kind,
             harness: spec.harness.clone().or_else(|| self.client_name.clone()),
             harness_version: self.client_version.clone(),
@@ -331,7 +324,7 @@ impl Recorder {
             received_at: self.received_at,
             ttft_us: self.ttft_us,
             duration_us: micros(self.received),
-            client_request: Some(raw(&self.wire.client_body)),
+            client_request: Some(kept::raw(&self.wire.client_body)),
             upstream_request,
             response: None,
             prompt_ids_source: source(prompt_ids.is_some()),
@@ -391,25 +384,27 @@ impl Recorder {
         }
     }
 
-    fn response_json(&self) -> Option<Box<RawValue>> {
-        match &self.response {
-            Response::None => None,
-            Response::Body(body) => Some(raw(body)),
-            Response::Events(events) => {
-                let mut list = String::from("[");
-                for (index, event) in events.iter().enumerate() {
-                    if index > 0 {
-                        list.push(',');
-                    }
-                    match serde_json::from_slice::<&RawValue>(event) {
-                        Ok(json) => list.push_str(json.get()),
-                        Err(_) => list.push_str(&as_string(event)),
-                    }
-                }
-                list.push(']');
-                Some(raw(list.as_bytes()))
-            }
+    /// How a call ends that was dropped, and what to say about it.
+    fn dropped(&self) -> (CallStatus, String) {
+        let is_closed = self.session.closed().is_cancelled();
+        if !self.attendance.is_away() {
+            return if is_closed {
+                (CallStatus::Aborted, "the session was closed while the call ran".to_owned())
+            } else {
+                (CallStatus::ClientDisconnect, "the client went away before the end of the reply".to_owned())
+            };
         }
+        let grace = self.inner.options.retry_grace;
+        let how = if is_closed || self.inner.closing.is_cancelled() {
+            "lego ended the call before it came back".to_owned()
+        } else if self.outcome().0 == CallStatus::Ok {
+            format!(
+                "the reply was whole within {grace:?} (proxy.retry_grace_ms), and nobody came back for it"
+            )
+        } else {
+            format!("the upstream call ran on for {grace:?} (proxy.retry_grace_ms), then it was cancelled")
+        };
+        (CallStatus::ClientDisconnect, format!("the client went away before the end of the reply; {how}"))
     }
 }
 
@@ -418,13 +413,8 @@ impl Drop for Recorder {
         if self.is_done {
             return;
         }
-        let is_ours = self.session.closed().is_cancelled();
-        let (status, why) = if is_ours {
-            (CallStatus::Aborted, "the session was closed while the call ran")
-        } else {
-            (CallStatus::ClientDisconnect, "the client went away before the end of the reply")
-        };
-        let calls = self.take_all(status, Some(why.to_owned()));
+        let (status, why) = self.dropped();
+        let calls = self.take_all(status, Some(why));
         let inner = Arc::clone(&self.inner);
         let work = append(inner, Arc::clone(&self.session), self.tokens.clone(), calls, None);
         match tokio::runtime::Handle::try_current() {
@@ -479,14 +469,4 @@ fn tool_calls(choice: &Choice) -> Vec<CapturedToolCall> {
         arguments: call.arguments.clone(),
     };
     choice.tool_calls.iter().map(capture).collect()
-}
-
-/// Bytes as JSON: as they are when they are JSON, else as a string.
-fn raw(bytes: &[u8]) -> Box<RawValue> {
-    let own = String::from_utf8(bytes.to_vec()).ok().and_then(|text| RawValue::from_string(text).ok());
-    own.unwrap_or_else(|| RawValue::from_string(as_string(bytes)).unwrap_or_default())
-}
-
-fn as_string(bytes: &[u8]) -> String {
-    serde_json::Value::from(String::from_utf8_lossy(bytes)).to_string()
 }

@@ -1,7 +1,7 @@
 //! Sessions: who a call belongs to, how it is sampled, and what a trainer gets at the end.
 
-use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
@@ -9,14 +9,12 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Inner;
+use super::rejoin::Left;
 use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::volatile::Rules;
 use crate::record::{Call, CallKind, PolicyVersion, SessionId, TaskId, TrialId};
 use crate::upstream::dialect::SamplingPlan;
-
-/// Sessions that a stand-alone proxy remembers; the oldest is forgotten first, which costs only its history.
-const MAX_STAND_ALONE: usize = 10_000;
 
 /// The version that the policy has now.
 pub type VersionSource = Arc<dyn Fn() -> PolicyVersion + Send + Sync>;
@@ -96,10 +94,13 @@ pub(super) struct Session {
     /// Running calls end.
     abort: CancellationToken,
     running: TaskTracker,
+    /// Calls whose clients left.
+    pub(super) left: Left,
 }
 
-#[derive(Default)]
 struct State {
+    /// When it was last named by a call, or a call of it became durable.
+    last_used: Instant,
     is_closed: bool,
     next_index: u64,
     history: Vec<[u8; 32]>,
@@ -112,9 +113,16 @@ impl Session {
             spec,
             secret: uuid::Uuid::new_v4().simple().to_string(),
             keeps_calls,
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                last_used: Instant::now(),
+                is_closed: false,
+                next_index: 0,
+                history: Vec::new(),
+                result: SessionResult::default(),
+            }),
             abort,
             running: TaskTracker::new(),
+            left: Left::default(),
         })
     }
 
@@ -125,6 +133,16 @@ impl Session {
     /// Ends when the session's calls must.
     pub(super) fn closed(&self) -> CancellationToken {
         self.abort.clone()
+    }
+
+    /// A call names the session.
+    pub(super) fn touch(&self, now: Instant) {
+        self.state().last_used = now;
+    }
+
+    /// Since when nothing happens in it; `None` while a call runs.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        self.running.is_empty().then(|| self.state().last_used)
     }
 
     /// Held by a call until it is durable.
@@ -189,8 +207,9 @@ impl Session {
 
     /// Keeps what became durable, and what failed.
     pub(super) fn keep(&self, calls: Vec<Arc<Call>>, failure: Option<String>) {
+        let mut state = self.state();
+        state.last_used = Instant::now();
         if self.keeps_calls {
-            let mut state = self.state();
             state.result.calls.extend(calls);
             state.result.upstream_failures.extend(failure);
         }
@@ -244,87 +263,6 @@ fn write_canonical(value: &serde_json::Value, out: &mut String) {
     }
 }
 
-/// The sessions that are open.
-#[derive(Default)]
-pub(super) struct Sessions {
-    open: Mutex<Open>,
-}
-
-#[derive(Default)]
-struct Open {
-    by_id: HashMap<SessionId, Arc<Session>>,
-    /// Stand-alone sessions, oldest first.
-    made: VecDeque<SessionId>,
-    /// Stand-alone sessions that were ended, oldest first: what comes late for them is refused.
-    ended: VecDeque<SessionId>,
-}
-
-impl Sessions {
-    fn lock(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// `None` if the id is taken.
-    pub(super) fn open(&self, session: Arc<Session>) -> Option<Arc<Session>> {
-        let mut open = self.lock();
-        let id = session.spec.session_id.clone();
-        if open.by_id.contains_key(&id) {
-            return None;
-        }
-        open.by_id.insert(id, Arc::clone(&session));
-        Some(session)
-    }
-
-    pub(super) fn get(&self, id: &SessionId) -> Option<Arc<Session>> {
-        self.lock().by_id.get(id).cloned()
-    }
-
-    /// The session with this id, made if there is none.
-    pub(super) fn get_or_make(
-        &self,
-        id: SessionId,
-        make: impl FnOnce(SessionId) -> Arc<Session>,
-    ) -> Result<Arc<Session>, ApiError> {
-        let mut open = self.lock();
-        if let Some(session) = open.by_id.get(&id) {
-            return Ok(Arc::clone(session));
-        }
-        if open.ended.contains(&id) {
-            tracing::warn!(session = %id, "a call came after its session was ended");
-            let message = format!("session {id} was ended; use another id");
-            return Err(ApiError::new(409, ErrorType::Conflict, "session_ended", message));
-        }
-        if open.made.len() >= MAX_STAND_ALONE
-            && let Some(oldest) = open.made.pop_front()
-        {
-            open.by_id.remove(&oldest);
-        }
-        let session = make(id.clone());
-        open.made.push_back(id.clone());
-        open.by_id.insert(id, Arc::clone(&session));
-        Ok(session)
-    }
-
-    /// Ends a stand-alone session: calls that run go on, further ones are refused. False if it was ended before.
-    pub(super) fn end(&self, id: &SessionId) -> bool {
-        let mut open = self.lock();
-        if open.ended.contains(id) {
-            return false;
-        }
-        open.by_id.remove(id);
-        open.made.retain(|made| made != id);
-        if open.ended.len() >= MAX_STAND_ALONE {
-            open.ended.pop_front();
-        }
-        open.ended.push_back(id.clone());
-        true
-    }
-
-    fn remove(&self, id: &SessionId) {
-        self.lock().by_id.remove(id);
-    }
-}
-
 /// An open session. Dropping it closes the session without waiting.
 pub struct SessionHandle {
     inner: Arc<Inner>,
@@ -359,7 +297,7 @@ impl SessionHandle {
     fn end(&self) {
         self.session.state().is_closed = true;
         self.session.abort.cancel();
-        self.inner.sessions.remove(&self.session.spec.session_id);
+        self.inner.sessions.remove(&self.session);
     }
 }
 

@@ -4,7 +4,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, header};
@@ -14,7 +13,7 @@ use super::face::Face;
 use super::recorder::Recorder;
 use super::routes::Route;
 use super::stop::Stop;
-use super::{Inner, reply};
+use super::{Inner, rejoin, reply};
 use crate::protocol::chat;
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::json;
@@ -151,6 +150,8 @@ pub(super) fn patient(
     abort: Stop,
 ) -> Response {
     let every = inner.options.keep_alive.unwrap_or(Duration::from_secs(15));
+    let (call_id, attendance) = (recorder.call_id, Arc::clone(&recorder.attendance));
+    let attended = Arc::clone(&attendance);
     let work = async move {
         let sent = tokio::select! {
             biased;
@@ -164,6 +165,8 @@ pub(super) fn patient(
                 Err(error)
             }
         };
+        // Its only piece follows.
+        attended.close();
         match settled {
             Ok(settled) if settled.status.is_success() => Ok(settled.body),
             Ok(settled) => Err(std::io::Error::other(format!("the upstream answered {}", settled.status))),
@@ -186,9 +189,8 @@ pub(super) fn patient(
             }
         },
     );
-    let mut response = Response::new(Body::from_stream(pieces));
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
-    response
+    let json = header::HeaderValue::from_static("application/json");
+    rejoin::begun(attendance, call_id, HeaderMap::from_iter([(header::CONTENT_TYPE, json)]), pieces)
 }
 
 /// Reads a reply that is not a stream to its end, records it, and says what the client gets.
@@ -265,7 +267,15 @@ async fn settle(
         }
         (CallStatus::UpstreamError, Some(error.message))
     };
+    let attendance = Arc::clone(&recorder.attendance);
+    // What nobody is there to have is not final: its client may come back for it.
+    if call_status == CallStatus::Ok {
+        attendance.present().await;
+    }
     recorder.commit(call_status, error).await.map_err(|error| sink_error(&error))?;
+    if call_status == CallStatus::Ok {
+        attendance.present().await;
+    }
     if is_kept {
         face.keep(&inner.responses);
     }

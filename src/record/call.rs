@@ -221,6 +221,9 @@ pub struct Call {
     /// 1 for the first try upstream.
     pub attempt: u16,
     pub retry_of: Option<CallId>,
+    /// How often a client that had left before the reply came back for it.
+    #[serde(default)]
+    pub rejoined: u16,
     pub kind: CallKind,
     pub harness: Option<String>,
     pub harness_version: Option<String>,

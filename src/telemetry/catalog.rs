@@ -151,6 +151,13 @@ pub const PROMETHEUS: &[Prometheus] = &[
     counter("lego_proxy_captured_tokens_total", "Sampled tokens made durable."),
     counter("lego_proxy_capture_failures_total", "Calls that could not be captured."),
     counter("lego_proxy_refused_total", "Calls refused before they went upstream, by error code."),
+    counter("lego_proxy_rejoined_total", "Clients that came back for the reply of the call that they left."),
+    counter("lego_proxy_sessions_expired_total", "Sessions that were ended for being idle."),
+    Prometheus {
+        name: "lego_proxy_calls_without_client",
+        kind: Kind::Gauge,
+        description: "Model calls that run on after their clients left.",
+    },
     Prometheus { name: "lego_proxy_calls_in_flight", kind: Kind::Gauge, description: "Model calls running." },
     Prometheus {
         name: "lego_proxy_call_seconds",

@@ -33,6 +33,7 @@ fn varied() -> Vec<Call> {
     empty.tool_calls = Some(vec![]);
     empty.not_trainable_reasons = vec!["empty".to_owned()];
     empty.retry_of = Some(other_day.call_id);
+    empty.rejoined = 3;
     let mut routed = call("r", &[1, 2], &[3, 4]);
     routed.routing = Some(routing(0, 3, 0));
     routed.upstream_kind = lego::record::UpstreamKind::Anthropic;

@@ -22,6 +22,7 @@ pub fn call(session: &str, prompt: &[u32], completion: &[u32]) -> Call {
         parent_call_id: None,
         attempt: 1,
         retry_of: None,
+        rejoined: 0,
         kind: CallKind::Policy,
         harness: Some("mini".to_owned()),
         harness_version: None,

@@ -105,6 +105,179 @@ async fn a_program_in_a_sandbox_can_neither_end_its_session_nor_reach_another_no
 }
 
 #[tokio::test]
+async fn a_sandboxs_own_door_leads_to_its_own_session_whatever_is_sent_through_it() {
+    let setup = Setup::trainer(Script::default()).await;
+    let admin = admin(&setup).await;
+    let session = setup.proxy.open_session(spec("s1")).expect("open");
+    let other = setup.proxy.open_session(spec("s2")).expect("open");
+    let listener = lego::proxy::listen("127.0.0.1", 0, false).await.expect("loopback");
+    let inside = listener.local_addr().expect("bound");
+    let (proxy, id) = (setup.proxy.clone(), session.session_id().clone());
+    tokio::spawn(async move { proxy.serve_session_listener(listener, &id).await });
+    let stolen = other.api_key();
+    // Spellings of what is not there.
+    for path in [
+        "/admin",
+        "/admin/state",
+        "/admin/policy-version",
+        "//admin/pause",
+        "/v1/../admin/pause",
+        "/v1/%2e%2e/admin/pause",
+        "/sessions/s2/v1/messages",
+        "/sessions/s2/v1/models",
+        "/sessions/s2/end",
+        "/v1/../sessions/s2/v1/chat/completions",
+        "/v1/sessions/s2/v1/chat/completions",
+    ] {
+        for key in ["", "admin-canary", &stolen] {
+            let asked = client().post(format!("http://{inside}{path}")).bearer_auth(key);
+            let asked = asked.header("content-type", "application/json").body(request(false).to_string());
+            assert_eq!(asked.send().await.expect("answer").status(), 404, "{path} with {key:?}");
+        }
+    }
+    // Neither the key of another session nor a header that names one leads there, and none of them ends anything.
+    let url = format!("http://{inside}/v1/chat/completions");
+    for (name, value) in [
+        ("authorization", format!("Bearer {stolen}")),
+        ("x-api-key", stolen.clone()),
+        ("x-session-id", "s2".to_owned()),
+        ("x-session-done", "1".to_owned()),
+        ("x-session-done", "true".to_owned()),
+        ("x-litellm-session-id", "s2".to_owned()),
+    ] {
+        let asked = client().post(&url).header(name, value).header("content-type", "application/json");
+        let answer = asked.body(request(false).to_string()).send().await.expect("answer");
+        assert_eq!(answer.status(), 200, "{name}");
+    }
+    // On the public listener a trainer's session can't be ended by who has its key either.
+    let public = client().post(setup.url()).bearer_auth(&stolen).header("x-session-done", "1");
+    let public = public.header("content-type", "application/json").body(request(false).to_string());
+    for _ in 0..2 {
+        let answer = public.try_clone().expect("a body in memory").send().await.expect("answer");
+        assert_eq!(answer.status(), 200);
+    }
+    assert_eq!(tell(&format!("{admin}/resume"), json!({})).await["policy_version"], Value::Null);
+    assert_eq!(session.close().await.calls.len(), 6);
+    assert_eq!(other.close().await.calls.len(), 2);
+}
+
+#[tokio::test]
+async fn a_client_ends_its_own_session_and_no_other() {
+    let setup = Setup::stand_alone(Script::default()).await;
+    let url = |session: &str| format!("http://{}/sessions/{session}/v1/chat/completions", setup.address);
+    for session in ["a", "b"] {
+        text(post(&url(session), &request(false)).await).await;
+    }
+    // The path names the session, whatever else does.
+    let forged = client().post(url("a")).header("x-session-done", "1").header("x-session-id", "b");
+    let forged = forged.bearer_auth("sk-lego-b.secret").header("content-type", "application/json");
+    assert_eq!(forged.body(request(false).to_string()).send().await.expect("answer").status(), 200);
+    assert_eq!(post(&url("a"), &request(false)).await.status(), 409);
+    assert_eq!(post(&url("b"), &request(false)).await.status(), 200);
+}
+
+#[tokio::test]
+async fn an_idle_session_ends_by_itself_and_late_calls_are_refused() {
+    let mut options = ProxyOptions::stand_alone();
+    options.session_idle = Some(std::time::Duration::from_millis(1));
+    let setup = Setup::with(options, lego::record::UpstreamKind::Vllm, Script::default()).await;
+    let url = format!("http://{}/sessions/a/v1/chat/completions", setup.address);
+    let mut status = post(&url, &request(false)).await.status();
+    assert_eq!(status, 200);
+    // Each call that comes in time keeps it open.
+    while status == 200 {
+        status = post(&url, &request(false)).await.status();
+    }
+    assert_eq!(status, 409);
+    let late = text(post(&url, &request(false)).await).await;
+    assert!(String::from_utf8_lossy(&late).contains("session_ended"));
+    // A name that nobody chose may be used again.
+    for _ in 0..3 {
+        assert_eq!(setup.post(&request(false)).await.status(), 200);
+    }
+}
+
+/// The headers by which a harness tells its conversation, as it sends them.
+const OPENCODE: [(&str, &str); 3] = [
+    ("user-agent", "opencode/1.18.33 ai-sdk/provider-utils/4.0.23 runtime/bun/1.3.14"),
+    ("x-session-affinity", "ses_00000000000000000000000001"),
+    ("x-session-id", "ses_00000000000000000000000001"),
+];
+const TERMINUS: [(&str, &str); 3] =
+    [("user-agent", "AsyncOpenAI/Python 3.57.0"), ("x-my-session", "sess-123"), ("x-session-id", "sess-123")];
+
+async fn ask(url: &str, headers: &[(&str, &str)], body: &Value) -> Value {
+    let mut call = client().post(url).header("content-type", "application/json").bearer_auth("placeholder");
+    for (name, value) in headers {
+        call = call.header(*name, *value);
+    }
+    let response = call.body(body.to_string()).send().await.expect("answer");
+    assert_eq!(response.status(), 200);
+    serde_json::from_slice(&text(response).await).expect("JSON")
+}
+
+#[tokio::test]
+async fn opencodes_own_header_names_its_session_stand_alone_and_never_a_trainers() {
+    let title = request(false);
+    let mut turn = request(false);
+    turn["tools"] = json!([{"type": "function", "function": {"name": "bash", "parameters": {}}}]);
+    let conversation = Some("ses_00000000000000000000000001");
+
+    let setup = Setup::stand_alone(Script::default()).await;
+    for body in [&title, &turn] {
+        ask(&setup.url(), &OPENCODE, body).await;
+    }
+    let calls = setup.sink.calls(2).await;
+    assert_eq!((calls[0].kind, calls[1].kind), (CallKind::Aux, CallKind::Unknown));
+    for call in &calls {
+        assert_eq!(Some(call.session_id.as_str()), conversation);
+        assert_eq!(call.harness_conversation_id.as_deref(), conversation);
+        assert_eq!(call.harness.as_deref(), Some("opencode"));
+        assert_eq!(call.harness_version.as_deref(), Some("1.18.33"));
+    }
+
+    let setup = Setup::trainer(Script::default()).await;
+    let session = setup.proxy.open_session(spec("s1")).expect("open");
+    let hostile = setup.proxy.open_session(spec("ses_00000000000000000000000001")).expect("open");
+    let url = format!("http://{}/sessions/s1/v1/chat/completions", setup.address);
+    for body in [&title, &turn] {
+        ask(&url, &OPENCODE, body).await;
+    }
+    let calls = session.close().await.calls;
+    assert_eq!((calls[0].kind, calls[1].kind), (CallKind::Aux, CallKind::Policy));
+    assert!(calls.iter().all(|call| call.harness_conversation_id.as_deref() == conversation));
+    assert_eq!(hostile.close().await.calls.len(), 0);
+}
+
+#[tokio::test]
+async fn terminus_2_names_its_session_and_gets_the_ids_that_it_asks_for() {
+    let mut body = request(false);
+    for (name, value) in
+        [("logprobs", json!(true)), ("return_token_ids", json!(true)), ("session_id", json!("sess-123"))]
+    {
+        body[name] = value;
+    }
+    let setup = Setup::stand_alone(Script::default()).await;
+    let reply = ask(&setup.url(), &TERMINUS, &body).await;
+    assert_eq!(reply["prompt_token_ids"].as_array().expect("ids").len(), 4);
+    assert_eq!(reply["choices"][0]["token_ids"].as_array().expect("ids").len(), 5);
+    assert_eq!(reply["choices"][0]["logprobs"]["content"].as_array().expect("log-probs").len(), 5);
+    assert_eq!(setup.mock.asked()[0].json()["session_id"], "sess-123");
+    let call = &setup.sink.calls(1).await[0];
+    assert_eq!(call.session_id.as_str(), "sess-123");
+    assert_eq!(call.harness_conversation_id.as_deref(), Some("sess-123"));
+    assert_eq!(call.completion_token_ids.as_ref().expect("ids").len(), 5);
+
+    let setup = Setup::trainer(Script::default()).await;
+    let session = setup.proxy.open_session(spec("s1")).expect("open");
+    ask(&format!("http://{}/sessions/s1/v1/chat/completions", setup.address), &TERMINUS, &body).await;
+    let calls = session.close().await.calls;
+    assert_eq!(calls[0].session_id.as_str(), "s1");
+    assert_eq!(calls[0].harness_conversation_id.as_deref(), Some("sess-123"));
+    assert!(calls[0].trainable, "{:?}", calls[0].not_trainable_reasons);
+}
+
+#[tokio::test]
 async fn side_calls_are_told_from_the_policys() {
     let setup = Setup::trainer(Script::default()).await;
     let session = setup.proxy.open_session(spec("s1")).expect("open");

@@ -232,40 +232,6 @@ async fn a12_each_wait_has_its_own_limit() {
 }
 
 #[tokio::test]
-async fn a13_a_client_that_leaves_ends_the_upstreams_work() {
-    // While the answer has not begun, streamed or not.
-    for stream in [false, true] {
-        let setup = Setup::stand_alone(Script { is_silent: true, ..Script::default() }).await;
-        let url = setup.url();
-        let calling = tokio::spawn(async move { post(&url, &request(stream)).await });
-        setup.mock.started(1).await;
-        calling.abort();
-        let calls = setup.sink.calls(1).await;
-        assert_eq!(calls[0].status, CallStatus::ClientDisconnect);
-        assert_eq!(calls[0].completion_token_ids, None);
-        setup.mock.aborted(1).await;
-    }
-    // In the middle of a stream.
-    let stalls = |mut parts: Vec<Part>| {
-        parts.insert(3, Part::Gate);
-        parts
-    };
-    let setup = Setup::stand_alone(Script { spoil: Some(stalls), ..Script::default() }).await;
-    let mut response = setup.post(&request(true)).await;
-    let mut seen = String::new();
-    while !seen.contains("北京") {
-        let piece = response.chunk().await.expect("piece").expect("more");
-        seen.push_str(&String::from_utf8_lossy(&piece));
-    }
-    drop(response);
-    let calls = setup.sink.calls(1).await;
-    assert_eq!(calls[0].status, CallStatus::ClientDisconnect);
-    assert_eq!(calls[0].completion_token_ids.as_ref().expect("what arrived").len(), 2);
-    assert!(!calls[0].trainable);
-    setup.mock.aborted(1).await;
-}
-
-#[tokio::test]
 async fn a09_no_op_events_come_only_while_the_upstream_is_silent() {
     let stalls = |mut parts: Vec<Part>| {
         parts.insert(3, Part::Gate);

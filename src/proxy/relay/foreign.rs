@@ -40,6 +40,7 @@ impl Relay {
                     if let Err(error) = self.recorder.draft().await {
                         return self.fail(CallStatus::Aborted, whole::sink_error(&error)).await;
                     }
+                    self.may_act = true;
                 }
             }
         }
@@ -75,7 +76,7 @@ impl Relay {
     }
 
     /// What of the events waits for the call to be durable: all of it.
-    fn destreamed(&mut self, body: &Bytes) -> Result<Bytes, String> {
+    pub(super) fn destreamed(&mut self, body: &Bytes) -> Result<Bytes, String> {
         let Some(writer) = &mut self.face.writer else {
             let cut = chat::cut(body, &self.recorder.prepared.cut).map_err(|error| error.to_string())?;
             let own = json::apply(body, &cut.edits);

@@ -1,6 +1,7 @@
 //! A stream passed through live: the client's reads pull it, a parsed copy goes to the recorder, the held event
 //! waits for the store.
 
+mod again;
 mod foreign;
 
 use std::pin::Pin;
@@ -13,6 +14,7 @@ use tokio::time::Instant;
 use super::call::{self, Sending};
 use super::face::Face;
 use super::recorder::Recorder;
+use super::rejoin::Attendance;
 use super::routes::Route;
 use super::stop::Stop;
 use super::whole::BadBody;
@@ -20,7 +22,7 @@ use super::{Inner, whole};
 use crate::protocol::chat;
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::sse::{Event, Parser};
-use crate::record::{CallStatus, ClientApi};
+use crate::record::{CallId, CallStatus, ClientApi};
 use crate::upstream::{UpstreamBody, UpstreamError, UpstreamReply};
 
 /// An event that is longer cannot be read: from there the stream passes untouched and unread.
@@ -40,6 +42,10 @@ pub(super) struct Relay {
     held: BytesMut,
     /// Holding ends then at the latest.
     hold_until: Option<Instant>,
+    /// The first block of the upstream's stream that is held.
+    held_from: Option<usize>,
+    /// `ready` has something that a client may act on.
+    may_act: bool,
     last_received: Instant,
     last_sent: Instant,
     has_terminator: bool,
@@ -71,6 +77,7 @@ enum Step {
     End(Option<String>),
     HoldIsOver,
     KeepAlive,
+    BeginAgain,
     Idle,
     Abort(BadBody),
 }
@@ -122,6 +129,8 @@ impl Relay {
             ready: BytesMut::new(),
             held: BytesMut::new(),
             hold_until: None,
+            held_from: None,
+            may_act: false,
             last_received: now,
             last_sent: now,
             has_terminator: false,
@@ -132,16 +141,29 @@ impl Relay {
         }
     }
 
+    pub(super) fn attendance(&self) -> Arc<Attendance> {
+        Arc::clone(&self.recorder.attendance)
+    }
+
+    pub(super) const fn call_id(&self) -> CallId {
+        self.recorder.call_id
+    }
+
     /// The next bytes for the client; `None` at the end, an error where the connection is to be broken off. Dropped
     /// instead, the call is recorded as left by its client.
     pub(super) async fn next(&mut self) -> Option<Result<Bytes, std::io::Error>> {
         loop {
+            self.begin_again();
             if !self.ready.is_empty() {
-                self.recorder.first_byte();
+                self.given();
                 self.last_sent = Instant::now();
                 return Some(Ok(self.ready.split().freeze()));
             }
             if self.is_over {
+                if self.is_left() {
+                    self.recorder.attendance.present().await;
+                    continue;
+                }
                 if !std::mem::take(&mut self.is_broken) {
                     return None;
                 }
@@ -161,6 +183,8 @@ impl Relay {
                 Step::End(error) => self.end(error).await,
                 Step::HoldIsOver => self.release(false).await,
                 Step::KeepAlive => self.keep_alive(),
+                // The loop begins with it.
+                Step::BeginAgain => {}
                 Step::Idle => {
                     let idle = self.recorder.route().upstream.timeouts().idle;
                     let message =
@@ -185,6 +209,7 @@ impl Relay {
         tokio::select! {
             biased;
             ended = self.abort.cancelled() => Step::Abort(ended),
+            () = self.recorder.attendance.came_back() => Step::BeginAgain,
             step = self.source.next(piece_bytes) => {
                 self.last_received = Instant::now();
                 step
@@ -254,6 +279,7 @@ impl Relay {
                 return self.fail(CallStatus::ParseError, error).await;
             }
             self.is_unread = true;
+            self.recorder.attendance.close();
             self.release(true).await;
             let rest = self.parser.take_pending();
             self.ready.extend_from_slice(&rest);
@@ -262,10 +288,12 @@ impl Relay {
 
     /// Takes an event: a copy to the recorder, what the client may have to it or to what is held.
     async fn event(&mut self, event: &Event) {
+        if !(self.recorder.is_done() && self.recorder.attendance.is_final()) {
+            self.recorder.kept.push(event.raw.clone());
+        }
         if self.face.writer.is_some() {
             return self.translate(event).await;
         }
-        let mut out = event.raw.clone();
         if event.has_data() {
             let data = event.data();
             if data.as_ref() == b"[DONE]" {
@@ -278,22 +306,16 @@ impl Relay {
                     self.has_terminator |= read.is_end;
                     if read.fed.has_finish || read.is_end {
                         self.hold();
-                    } else if read.must_hold
-                        && let Err(error) = self.recorder.draft().await
-                    {
-                        return self.fail(CallStatus::Aborted, whole::sink_error(&error)).await;
-                    }
-                }
-                let wanted = &self.recorder.prepared.cut;
-                if !wanted.is_nothing() {
-                    match chat::cut(&data, wanted) {
-                        Ok(cut) if cut.is_dropped => out = Bytes::new(),
-                        Ok(cut) => out = event.edited(&cut.edits),
-                        Err(error) => self.recorder.unreadable(error.to_string()),
+                    } else if read.must_hold {
+                        if let Err(error) = self.recorder.draft().await {
+                            return self.fail(CallStatus::Aborted, whole::sink_error(&error)).await;
+                        }
+                        self.may_act = true;
                     }
                 }
             }
         }
+        let out = self.own(event);
         if self.hold_until.is_some() {
             self.held.extend_from_slice(&out);
         } else {
@@ -301,16 +323,36 @@ impl Relay {
         }
     }
 
+    /// What the client gets of an event: all but what lego caused.
+    fn own(&mut self, event: &Event) -> Bytes {
+        let wanted = &self.recorder.prepared.cut;
+        let data = event.data();
+        if wanted.is_nothing() || !event.has_data() || data.as_ref() == b"[DONE]" {
+            return event.raw.clone();
+        }
+        match chat::cut(&data, wanted) {
+            Ok(cut) if cut.is_dropped => Bytes::new(),
+            Ok(cut) => event.edited(&cut.edits),
+            Err(error) => {
+                self.recorder.unreadable(error.to_string());
+                event.raw.clone()
+            }
+        }
+    }
+
     fn hold(&mut self) {
         if !self.recorder.is_done() {
             let until = Instant::now() + self.inner.options.commit_wait;
             self.hold_until.get_or_insert(until);
+            self.held_from.get_or_insert(self.recorder.kept.len().saturating_sub(1));
         }
     }
 
     /// Makes the call durable, then lets go of what was held. `is_end`: nothing more of the reply is waited for.
     async fn release(&mut self, is_end: bool) {
+        self.attended().await;
         self.hold_until = None;
+        self.held_from = None;
         let committed = if self.recorder.is_done() {
             Ok(())
         } else if is_end || self.recorder.reply().is_finished(self.recorder.request.n) {
@@ -323,6 +365,7 @@ impl Relay {
             Ok(()) => {
                 let held = self.held.split();
                 self.ready.extend_from_slice(&held);
+                self.may_act = true;
                 if self.recorder.is_done() {
                     self.finish();
                 }
@@ -374,6 +417,7 @@ impl Relay {
             return;
         }
         self.hold_until = None;
+        self.recorder.attendance.close();
         match self.recorder.commit(status, Some(error.message.clone())).await {
             Ok(()) => {
                 let held = self.held.split();
@@ -385,6 +429,7 @@ impl Relay {
     }
 
     fn say(&mut self, error: &ApiError) {
+        self.recorder.attendance.close();
         // The upstream said nothing, so there is nothing to be said for it: many clients take an error event for final,
         // and try again when a connection breaks.
         let is_cut = matches!(error.code, "upstream_truncated" | "upstream_stalled");

@@ -140,18 +140,16 @@ fn every_fixture_is_here() {
     }
 }
 
-const VLLM: [&str; 5] = [
+const VLLM: [&str; 4] = [
     "vllm_chat_stream.sse",
     "vllm_chat_tools_stream.sse",
     "vllm_chat_stream_abort.sse",
     "vllm_chat_stream_error.sse",
-    "vllm_chat_two_choices.sse",
 ];
 
-#[tokio::test]
-async fn streams_of_vllm_in_chat() {
-    let rig = rig(UpstreamKind::Vllm, Relay::Live, &VLLM).await;
-    for (number, name) in VLLM.iter().enumerate() {
+async fn vllm_in_chat(names: &[&'static str]) {
+    let rig = rig(UpstreamKind::Vllm, Relay::Live, names).await;
+    for (number, name) in names.iter().enumerate() {
         let n = if *name == "vllm_chat_two_choices.sse" { 2 } else { 1 };
         for (mut body, which) in
             [(Api::Chat.request(true), Where::EveryByte), (Api::Chat.asking_for_all(), Where::Some)]
@@ -163,13 +161,23 @@ async fn streams_of_vllm_in_chat() {
 }
 
 #[tokio::test]
+async fn streams_of_vllm_in_chat() {
+    vllm_in_chat(&[VLLM[0], VLLM[2], VLLM[3], "vllm_chat_two_choices.sse"]).await;
+}
+
+#[tokio::test]
+async fn tools_of_vllm_in_chat() {
+    vllm_in_chat(&[VLLM[1]]).await;
+}
+
+#[tokio::test]
 async fn streams_of_vllm_in_messages() {
-    streams(UpstreamKind::Vllm, Api::Messages, &VLLM[..4], Where::Some).await;
+    streams(UpstreamKind::Vllm, Api::Messages, &VLLM, Where::Some).await;
 }
 
 #[tokio::test]
 async fn streams_of_vllm_in_responses() {
-    streams(UpstreamKind::Vllm, Api::Responses, &VLLM[..4], Where::Some).await;
+    streams(UpstreamKind::Vllm, Api::Responses, &VLLM, Where::Some).await;
 }
 
 #[tokio::test]

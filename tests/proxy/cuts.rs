@@ -265,12 +265,11 @@ async fn answers_that_are_errors() {
         let error =
             |status, text: &str| Reply { status, is_stream: false, body: text.into(), plain: text.into() };
         let replies = vec![error(400, own), error(529, anthropic), error(503, "<html>busy</html>")];
-        let count = replies.len();
         let rig = Arc::new(Rig::new(kind, Relay::Live, replies.clone()).await);
         for api in apis {
-            for number in 0..count {
+            for (number, reply) in replies.iter().enumerate() {
                 for is_stream in [false, true] {
-                    let case = Case::of(replies[number].clone(), number, kind, *api, api.request(is_stream));
+                    let case = Case::of(reply.clone(), number, kind, *api, api.request(is_stream));
                     sweep(&rig, case, Where::EveryByte).await;
                 }
             }

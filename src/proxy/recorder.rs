@@ -235,7 +235,7 @@ impl Recorder {
             CallStatus::Truncated | CallStatus::Timeout => true,
             _ => false,
         };
-        let error = calls.first().and_then(|call| call.error.as_deref()).unwrap_or_default();
+        let error = calls.iter().find_map(|call| call.error.as_deref()).unwrap_or_default();
         (is_broken && !self.is_retried)
             .then(|| format!("call {}: {}: {error}", self.call_id, status.as_str()))
     }
@@ -270,7 +270,13 @@ impl Recorder {
         let missing = Choice::default();
         let record = |&index: &u16| {
             let choice = self.reply().choices.get(&index).unwrap_or(&missing);
-            let mut call = self.call(index, choice, status, error.clone());
+            // One that had its finish reason before the others broke off is whole.
+            let is_cut = matches!(status, CallStatus::Truncated | CallStatus::Timeout);
+            let (status, error) = match choice.finish_reason {
+                Some(_) if is_cut => (CallStatus::Ok, None),
+                _ => (status, error.clone()),
+            };
+            let mut call = self.call(index, choice, status, error);
             call.response = response.clone();
             let constrained = self.request.is_constrained;
             call.not_trainable_reasons = verdict::reasons(&call, sampled as u64, constrained);

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The clients of CI: installs them, then runs each through lego with every fault.
+# The clients of CI: installs them, has the SDKs read every fixture, then runs each
+# client through lego with every fault.
 #
 # usage: ci.sh [FOLDER]     LEGO=FILE names lego's binary, default target/debug/lego
 set -euo pipefail
@@ -8,6 +9,7 @@ root=$(cd "$here/../.." && pwd)
 folder=${1:-$root/target/clients}
 "$here/install.sh" "$folder"
 status=0
+"$here/fixtures.py" --lego "${LEGO:-$root/target/debug/lego}" --clients "$folder" || status=$?
 "$here/run_client.py" ci --lego "${LEGO:-$root/target/debug/lego}" --clients "$folder" || status=$?
 echo "clients: $SECONDS s in all"
 exit "$status"

@@ -31,8 +31,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import conversation
 import upstream as scripted
 from clients import CLIENTS, Place
+from lego_process import Failed, Lego
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -40,10 +42,6 @@ MADE = {f"made_by_turn{turn}.txt": f"made by turn {turn}\n" for turn in (1, 2)}
 
 
 FAULTS = ("none", "500_once", "429_once", "drop_mid_stream")
-
-
-class Failed(Exception):
-    """A run cannot go on."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -89,67 +87,6 @@ class Nothing:
 
     def stop(self):
         pass
-
-
-class Lego:
-    """`lego proxy` as a process, in front of the upstream."""
-
-    def __init__(self, binary, folder, upstream_url, max_retries):
-        self.binary, self.folder = binary, folder
-        self.captures = folder / "captures"
-        config = {
-            "proxy": {
-                "listen_port": 0,
-                "upstream_base_url": f"{upstream_url}/v1",
-                "upstream_kind": "vllm",
-                "capture_dir": str(self.captures),
-                # A failure is the client's to see, unless asked otherwise.
-                "max_retries": max_retries,
-                # As in training: then every whole reply must be trainable.
-                "pinned_sampling": {"temperature": 1, "seed": 1},
-            }
-        }
-        path = folder / "proxy_config.json"
-        path.write_text(json.dumps(config, indent=2))
-        self.log = folder / "lego.log"
-        with open(self.log, "wb") as log:
-            arguments = [binary, "proxy", "--config", str(path)]
-            self.process = subprocess.Popen(arguments, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        self.url = self.address()
-
-    def address(self):
-        """Waits until it says where it listens."""
-        while self.process.poll() is None:
-            for word in self.log.read_text(errors="replace").split():
-                if word.startswith("http://127.0.0.1:") and word.endswith("/v1"):
-                    return word.removesuffix("/v1")
-            time.sleep(0.05)
-        raise Failed(f"lego proxy did not start:\n{self.log.read_text(errors='replace')}")
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            raise Failed("lego proxy did not stop within 60 s") from None
-        if self.process.returncode != 0:
-            raise Failed(f"lego proxy ended with {self.process.returncode}")
-
-    def records(self):
-        """Everything that was captured, in order of arrival."""
-        calls = []
-        for session in self.capture("ls"):
-            calls += self.capture("show", session["session_id"])
-        return sorted(calls, key=lambda call: (call["received_at"], call["call_id"]))
-
-    def capture(self, *words):
-        arguments = [self.binary, "capture", *words, "--json", "--capture-dir", str(self.captures)]
-        shown = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if shown.returncode != 0:
-            raise Failed(f"{' '.join(arguments[1:])}: {shown.stderr}")
-        return [json.loads(line) for line in shown.stdout.splitlines()]
 
 
 def run_client(client, wire, place, folder, outside, timeout):
@@ -280,7 +217,7 @@ def check_record(record, entry, wire, say):
     sent = entry["sent"] if entry["stream"] else entry["sampled"]
     if ids != sent:
         say(f"{name}: the record has {len(ids)} completion ids, other than the {len(sent)} that were sent")
-    if logprobs != [scripted.token_of(number)["logprob"] for number in ids]:
+    if logprobs != [conversation.token_of(number)["logprob"] for number in ids]:
         say(f"{name}: the record has other log-probs")
     if status == "truncated":
         if record["trainable"]:
@@ -311,7 +248,7 @@ def first_difference(whole, prompt):
         (i for i, pair in enumerate(zip(whole, prompt, strict=False)) if pair[0] != pair[1]),
         min(len(whole), len(prompt)),
     )
-    sampled, sent = (scripted.decode(ids[max(0, same - 4) : same + 24]) for ids in (whole, prompt))
+    sampled, sent = (conversation.decode(ids[max(0, same - 4) : same + 24]) for ids in (whole, prompt))
     return f"at token {same} of {len(whole)}: {sampled!r} became {sent!r}"
 
 
@@ -363,12 +300,14 @@ def run(client, wire, fault, options):
     outside = Outside()
     server = scripted.Upstream(fault=fault, log=folder / "upstream.jsonl")
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    # A failure is the client's to see, unless asked otherwise. Sampling as in training: every whole reply is trainable.
+    settings = {"max_retries": options.max_retries, "pinned_sampling": {"temperature": 1, "seed": 1}}
     lego = None
     try:
         lego = (
             Nothing(server.base_url)
             if options.direct
-            else Lego(options.lego, folder, server.base_url, options.max_retries)
+            else Lego(options.lego, folder, server.base_url, **settings)
         )
         session = f"{client.name}-{wire}-{fault}".replace("_", "-")
         place = Place(options.clients, folder, HERE, lego.url, f"sk-lego-{session}.secret")
@@ -399,7 +338,7 @@ def run(client, wire, fault, options):
             check_records(records, entries, wire, session, problems.append)
         check_fault(fault, entries, problems.append)
         if not ends and client.prints_answer:
-            if scripted.LAST_TEXT not in (folder / "client.log").read_text(errors="replace"):
+            if conversation.LAST_TEXT not in (folder / "client.log").read_text(errors="replace"):
                 problems.append("the client did not print the model's last text")
         if not ends:
             notes += check_history(*client.rewrites(wire, fault), entries, problems.append)

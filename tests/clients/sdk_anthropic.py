@@ -1,39 +1,18 @@
 """A small agent on Anthropic's Python SDK: it has one tool, bash, and runs until the model calls it no more.
 
 usage: sdk_anthropic.py messages whole|stream
+       sdk_anthropic.py messages fixtures NAME:HOW...    what the SDK reads of replies
 environment: ANTHROPIC_BASE_URL (without /v1), ANTHROPIC_API_KEY, MODEL
-
-A stream that ends without message_stop must raise an exception, here or in the SDK: the turn is then asked for again,
-once. A stream that breaks and ends as if it were whole ends this program with an error.
 """
 
 import json
 import os
-import subprocess
 import sys
 
 import anthropic
+from sdk import PARAMETERS, PROMPT, CleanEndOfABrokenStream, clean, converse, read_fixtures
 
-PROMPT = "Make the files made_by_turn1.txt and made_by_turn2.txt, one after the other, with the shell."
-SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
-TOOLS = [{"name": "bash", "description": "Runs a command.", "input_schema": SCHEMA}]
-# What lego asks the upstream for must not reach who did not ask for it; null is what engines write then.
-FOREIGN = ("prompt_token_ids", "token_ids", "weight_versions")
-
-
-class CleanEndOfABrokenStream(Exception):
-    """The stream ended as if it were whole, but its end is missing."""
-
-
-def clean(reply):
-    text = reply.model_dump_json()
-    for name in FOREIGN:
-        assert f'"{name}":[' not in text, f"{name} in {text}"
-
-
-def run(command):
-    done = subprocess.run(["bash", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    return done.stdout + done.stderr
+TOOLS = [{"name": "bash", "description": "Runs a command.", "input_schema": PARAMETERS}]
 
 
 def asked(messages):
@@ -48,9 +27,9 @@ def asked(messages):
     return {"model": model, "system": system, "tools": TOOLS, "thinking": thinking, "messages": messages}
 
 
-def ask(client, stream, messages):
+def ask(client, stream, messages, headers=None):
     """Asks for a turn."""
-    request = {"max_tokens": 4096, **asked(messages)}
+    request = {"max_tokens": 4096, "extra_headers": headers, **asked(messages)}
     if not stream:
         reply = client.messages.create(**request)
         clean(reply)
@@ -65,23 +44,31 @@ def ask(client, stream, messages):
         return events.get_final_message()
 
 
+def said_by(reply):
+    """What a reply says, for comparison."""
+    blocks = reply.content
+    return {
+        "text": "".join(block.text for block in blocks if block.type == "text"),
+        "reasoning": "".join(block.thinking for block in blocks if block.type == "thinking"),
+        "calls": [[block.id, block.name, json.dumps(block.input)] for block in blocks if block.type == "tool_use"],
+        "finish": reply.stop_reason,
+        "usage": [reply.usage.input_tokens, reply.usage.output_tokens],
+    }
+
+
 def main():
-    how = sys.argv[2]
+    _, how, *fixtures = sys.argv[1:]
     client = anthropic.Anthropic()
     messages = [{"role": "user", "content": PROMPT}]
-    retried = False
-    for _ in range(8):
-        try:
-            reply = ask(client, how == "stream", messages)
-        except CleanEndOfABrokenStream as error:
-            print(f"a broken stream ended cleanly: {error}")
-            return 3
-        except Exception as error:
-            print(f"{type(error).__module__}.{type(error).__name__}: {error}")
-            if retried:
-                raise
-            retried = True
-            continue
+    if how == "fixtures":
+        return read_fixtures(lambda stream, headers: said_by(ask(client, stream, messages, headers)), fixtures)
+    results = []
+
+    def turn():
+        if results:
+            messages.append({"role": "user", "content": list(results)})
+            results.clear()
+        reply = ask(client, how == "stream", messages)
         blocks = [block.model_dump(exclude_none=True) for block in reply.content]
         print(json.dumps(blocks, ensure_ascii=False), reply.stop_reason)
         counted = client.messages.count_tokens(**asked(messages)).input_tokens
@@ -91,15 +78,12 @@ def main():
         messages.append({"role": "assistant", "content": blocks})
         calls = [block for block in blocks if block["type"] == "tool_use"]
         assert (reply.stop_reason == "tool_use") == bool(calls), reply.stop_reason
-        if not calls:
-            return 0
-        results = [
-            {"type": "tool_result", "tool_use_id": call["id"], "content": run(call["input"]["command"])}
-            for call in calls
-        ]
-        messages.append({"role": "user", "content": results})
-    print("the model never came to an end")
-    return 4
+        return [(call["id"], call["input"]["command"]) for call in calls]
+
+    def result(call_id, output):
+        results.append({"type": "tool_result", "tool_use_id": call_id, "content": output})
+
+    return converse(turn, result)
 
 
 if __name__ == "__main__":

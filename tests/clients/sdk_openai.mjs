@@ -1,83 +1,66 @@
 // A small agent on OpenAI's JavaScript SDK: it has one tool, bash, and runs until the model calls it no more.
 //
 // usage: sdk_openai.mjs chat|responses whole|stream
+//        sdk_openai.mjs chat|responses fixtures NAME:HOW...    what the SDK reads of replies
 // environment: OPENAI_BASE_URL, OPENAI_API_KEY, MODEL, SDK_FOLDER (where node_modules lies)
-//
-// A stream that ends without the protocol's own end must throw, here or in the SDK: the turn is then asked for again,
-// once. A stream that breaks and ends as if it were whole ends this program with an error.
 
-import { spawnSync } from "node:child_process";
-import { createRequire } from "node:module";
+import { CleanEndOfABrokenStream, MODEL, PROMPT, SCHEMA, clean, converse, load, readFixtures } from "./sdk.mjs";
 
-const { OpenAI } = createRequire(process.env.SDK_FOLDER + "/")("openai");
+const { OpenAI } = load("openai");
 
-const PROMPT = "Make the files made_by_turn1.txt and made_by_turn2.txt, one after the other, with the shell.";
-const ABOUT = {
-  name: "bash",
-  description: "Runs a command.",
-  parameters: { type: "object", properties: { command: { type: "string" } }, required: ["command"] },
-};
-// What lego asks the upstream for must not reach who did not ask for it; null is what engines write then.
-const FOREIGN = ["prompt_token_ids", "token_ids", "weight_versions"];
-const MODEL = process.env.MODEL;
-
-// What must never happen: it ends this program.
-class Wrong extends Error {}
-
-function run(args) {
-  const done = spawnSync("bash", ["-c", JSON.parse(args).command], { stdio: ["ignore", "pipe", "pipe"] });
-  return done.stdout.toString() + done.stderr.toString();
-}
-
-function clean(reply) {
-  const text = JSON.stringify(reply);
-  for (const name of FOREIGN) if (text.includes(`"${name}":[`)) throw new Wrong(`${name} in ${text}`);
-}
+const ABOUT = { name: "bash", description: "Runs a command.", parameters: SCHEMA };
 
 class Chat {
-  constructor(client, stream) {
+  constructor(client) {
     this.client = client;
-    this.stream = stream;
     this.messages = [{ role: "user", content: PROMPT }];
   }
 
-  async turn() {
+  // Asks for a turn. Gives what it says.
+  async read(isStream, headers) {
     const asked = { model: MODEL, messages: this.messages, tools: [{ type: "function", function: ABOUT }] };
-    const message = this.stream ? await this.streamed(asked) : await this.whole(asked);
-    this.messages.push(message);
-    const calls = (message.tool_calls ?? []).map((call) => [call.id, call.function.arguments]);
-    return [message.content, calls];
+    // Who reads fixtures wants the usage, too.
+    if (isStream && headers) asked.stream_options = { include_usage: true };
+    const said = isStream ? await this.streamed(asked, { headers }) : await this.whole(asked, { headers });
+    return { ...said, usage: said.usage && [said.usage.prompt_tokens, said.usage.completion_tokens] };
   }
 
-  async whole(asked) {
-    const reply = await this.client.chat.completions.create(asked);
+  async whole(asked, options) {
+    const reply = await this.client.chat.completions.create(asked, options);
     clean(reply);
-    const { role, content, reasoning, tool_calls } = reply.choices[0].message;
-    return { role, content, reasoning, tool_calls };
+    const { message, finish_reason } = reply.choices[0];
+    const calls = (message.tool_calls ?? []).map((call) => [call.id, call.function.name, call.function.arguments]);
+    const { content, reasoning } = message;
+    return { text: content ?? "", reasoning: reasoning ?? "", calls, finish: finish_reason, usage: reply.usage };
   }
 
-  async streamed(asked) {
-    const message = { role: "assistant", content: "" };
-    let reason = null;
-    for await (const chunk of await this.client.chat.completions.create({ ...asked, stream: true })) {
+  async streamed(asked, options) {
+    const said = { text: "", reasoning: "", calls: [], finish: null, usage: null };
+    for await (const chunk of await this.client.chat.completions.create({ ...asked, stream: true }, options)) {
       clean(chunk);
+      said.usage = chunk.usage ?? said.usage;
       for (const { delta, finish_reason } of chunk.choices) {
-        reason = finish_reason ?? reason;
-        message.content += delta.content ?? "";
-        if (delta.reasoning) message.reasoning = (message.reasoning ?? "") + delta.reasoning;
+        said.finish = finish_reason ?? said.finish;
+        said.text += delta.content ?? "";
+        said.reasoning += delta.reasoning ?? "";
         for (const part of delta.tool_calls ?? []) {
-          message.tool_calls ??= [];
-          const call = (message.tool_calls[part.index] ??= { type: "function", function: { arguments: "" } });
-          if (part.id) {
-            call.id = part.id;
-            call.function.name = part.function.name;
-          }
-          call.function.arguments += part.function.arguments ?? "";
+          const call = (said.calls[part.index] ??= ["", "", ""]);
+          if (part.id) [call[0], call[1]] = [part.id, part.function.name];
+          call[2] += part.function.arguments ?? "";
         }
       }
     }
-    if (reason === null) throw new Wrong("a broken stream ended cleanly: no finish_reason");
-    return message;
+    if (said.finish === null) throw new CleanEndOfABrokenStream("no finish_reason");
+    return said;
+  }
+
+  // Puts a turn into the history.
+  keep({ text, reasoning, calls }) {
+    const message = { role: "assistant", content: text };
+    if (reasoning) message.reasoning = reasoning;
+    const call = ([id, name, args]) => ({ id, type: "function", function: { name, arguments: args } });
+    if (calls.length > 0) message.tool_calls = calls.map(call);
+    this.messages.push(message);
   }
 
   result(id, output) {
@@ -86,32 +69,43 @@ class Chat {
 }
 
 class Responses {
-  constructor(client, stream) {
+  constructor(client) {
     this.client = client;
-    this.stream = stream;
     this.input = [{ role: "user", content: PROMPT }];
   }
 
-  async turn() {
+  // Asks for a turn. Gives what it says.
+  async read(isStream, headers) {
     const tools = [{ type: "function", strict: false, ...ABOUT }];
     const asked = { model: MODEL, input: this.input, tools, store: false };
     let reply = null;
-    if (this.stream) {
-      for await (const event of await this.client.responses.create({ ...asked, stream: true })) {
+    if (isStream) {
+      for await (const event of await this.client.responses.create({ ...asked, stream: true }, { headers })) {
         clean(event);
         if (event.type === "response.completed") reply = event.response;
         if (["response.failed", "error"].includes(event.type)) throw new Error(JSON.stringify(event));
       }
-      if (reply === null) throw new Wrong("a broken stream ended cleanly: no response.completed");
+      if (reply === null) throw new CleanEndOfABrokenStream("no response.completed");
     } else {
-      reply = await this.client.responses.create(asked);
+      reply = await this.client.responses.create(asked, { headers });
       clean(reply);
     }
     if (reply.status !== "completed") throw new Error(reply.status);
-    this.input.push(...reply.output);
-    const calls = reply.output.filter((item) => item.type === "function_call");
-    const texts = reply.output.filter((item) => item.type === "message").map((item) => item.content[0].text);
-    return [texts.join(""), calls.map((item) => [item.call_id, item.arguments])];
+    const of = (type) => reply.output.filter((item) => item.type === type);
+    const texts = (items) => items.flatMap((item) => item.content.map((part) => part.text)).join("");
+    return {
+      text: texts(of("message")),
+      reasoning: texts(of("reasoning")),
+      calls: of("function_call").map((item) => [item.call_id, item.name, item.arguments]),
+      finish: reply.status,
+      usage: reply.usage && [reply.usage.input_tokens, reply.usage.output_tokens],
+      output: reply.output,
+    };
+  }
+
+  // Puts a turn into the history.
+  keep({ output }) {
+    this.input.push(...output);
   }
 
   result(id, output) {
@@ -119,29 +113,16 @@ class Responses {
   }
 }
 
-async function main(wire, how) {
-  const agent = new { chat: Chat, responses: Responses }[wire](new OpenAI(), how === "stream");
-  let retried = false;
-  for (let turn = 0; turn < 8; turn++) {
-    let text, calls;
-    try {
-      [text, calls] = await agent.turn();
-    } catch (error) {
-      console.log(`${error.constructor.name}: ${error.message}`);
-      if (error instanceof Wrong) return 3;
-      if (retried) return 1;
-      retried = true;
-      continue;
-    }
-    console.log(`text: ${text}`);
-    if (calls.length === 0) return 0;
-    for (const [id, args] of calls) {
-      console.log(`bash: ${args}`);
-      agent.result(id, run(args));
-    }
-  }
-  console.log("the model never came to an end");
-  return 4;
+async function main(wire, how, ...fixtures) {
+  const agent = new { chat: Chat, responses: Responses }[wire](new OpenAI());
+  if (how === "fixtures") return readFixtures((isStream, headers) => agent.read(isStream, headers), fixtures);
+  const turn = async () => {
+    const said = await agent.read(how === "stream");
+    console.log(`text: ${said.text}`);
+    agent.keep(said);
+    return said.calls.map(([id, , args]) => [id, JSON.parse(args).command]);
+  };
+  return converse(turn, (id, output) => agent.result(id, output));
 }
 
-process.exitCode = await main(process.argv[2], process.argv[3]);
+process.exitCode = await main(...process.argv.slice(2));

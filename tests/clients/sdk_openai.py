@@ -1,88 +1,91 @@
 """A small agent on OpenAI's Python SDK: it has one tool, bash, and runs until the model calls it no more.
 
 usage: sdk_openai.py chat|responses whole|stream
+       sdk_openai.py chat|responses fixtures NAME:HOW...    what the SDK reads of replies
 environment: OPENAI_BASE_URL, OPENAI_API_KEY, MODEL
-
-A stream that ends without the protocol's own end must raise an exception, here or in the SDK: the turn is then asked
-for again, once. A stream that breaks and ends as if it were whole ends this program with an error.
 """
 
 import json
 import os
-import subprocess
 import sys
 
 import openai
+from sdk import PARAMETERS, PROMPT, CleanEndOfABrokenStream, clean, converse, read_fixtures
 
-PROMPT = "Make the files made_by_turn1.txt and made_by_turn2.txt, one after the other, with the shell."
-PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 ABOUT = {"name": "bash", "description": "Runs a command.", "parameters": PARAMETERS}
-# What lego asks the upstream for must not reach who did not ask for it; null is what engines write then.
-FOREIGN = ("prompt_token_ids", "token_ids", "weight_versions")
 
 
-class CleanEndOfABrokenStream(Exception):
-    """The stream ended as if it were whole, but its end is missing."""
-
-
-def run(arguments):
-    command = json.loads(arguments)["command"]
-    done = subprocess.run(["bash", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    return done.stdout + done.stderr
-
-
-def clean(reply):
-    text = reply.model_dump_json()
-    for name in FOREIGN:
-        assert f'"{name}":[' not in text, f"{name} in {text}"
+def usage_of(usage, names):
+    return [getattr(usage, name) for name in names] if usage else None
 
 
 class Chat:
     """The chat completions protocol."""
 
-    def __init__(self, client, stream):
-        self.client, self.stream = client, stream
+    def __init__(self, client):
+        self.client = client
         self.messages = [{"role": "user", "content": PROMPT}]
         self.tools = [{"type": "function", "function": ABOUT}]
 
-    def turn(self):
-        """Asks for a turn. Returns its text and tool calls: (id, arguments)."""
-        asked = {"model": os.environ["MODEL"], "messages": self.messages, "tools": self.tools}
-        message = self.streamed(asked) if self.stream else self.whole(asked)
-        self.messages.append(message)
-        calls = [(call["id"], call["function"]["arguments"]) for call in message.get("tool_calls") or []]
-        return message["content"], calls
+    def read(self, stream, headers=None):
+        """Asks for a turn. Returns what it says."""
+        asked = {"model": os.environ["MODEL"], "messages": self.messages, "tools": self.tools, "extra_headers": headers}
+        # Who reads fixtures wants the usage, too.
+        if stream and headers:
+            asked["stream_options"] = {"include_usage": True}
+        said = self.streamed(asked) if stream else self.whole(asked)
+        said["usage"] = usage_of(said["usage"], ("prompt_tokens", "completion_tokens"))
+        return said
 
     def whole(self, asked):
         reply = self.client.chat.completions.create(**asked)
         clean(reply)
-        assert reply.choices[0].logprobs is None
-        message = reply.choices[0].message.model_dump(exclude_none=True)
-        return {key: message[key] for key in ("role", "content", "reasoning", "tool_calls") if key in message}
+        choice = reply.choices[0]
+        assert choice.logprobs is None
+        message = choice.message
+        calls = [[call.id, call.function.name, call.function.arguments] for call in message.tool_calls or []]
+        reasoning = (message.model_extra or {}).get("reasoning")
+        return {
+            "text": message.content or "",
+            "reasoning": reasoning or "",
+            "calls": calls,
+            "finish": choice.finish_reason,
+            "usage": reply.usage,
+        }
 
     def streamed(self, asked):
-        message = {"role": "assistant", "content": ""}
-        calls, reason = {}, None
+        said = {"text": "", "reasoning": "", "finish": None, "usage": None}
+        calls = {}
         for chunk in self.client.chat.completions.create(stream=True, **asked):
             clean(chunk)
+            said["usage"] = chunk.usage or said["usage"]
             for choice in chunk.choices:
                 assert choice.logprobs is None
                 delta = choice.delta
-                reason = choice.finish_reason or reason
-                message["content"] += delta.content or ""
-                more = (delta.model_extra or {}).get("reasoning")
-                if more:
-                    message["reasoning"] = message.get("reasoning", "") + more
+                said["finish"] = choice.finish_reason or said["finish"]
+                said["text"] += delta.content or ""
+                said["reasoning"] += (delta.model_extra or {}).get("reasoning") or ""
                 for part in delta.tool_calls or []:
-                    call = calls.setdefault(part.index, {"type": "function", "function": {"arguments": ""}})
+                    call = calls.setdefault(part.index, ["", "", ""])
                     if part.id:
-                        call["id"], call["function"]["name"] = part.id, part.function.name
-                    call["function"]["arguments"] += part.function.arguments or ""
-        if reason is None:
-            raise CleanEndOfABrokenStream(f"no finish_reason after {message} {calls}")
-        if calls:
-            message["tool_calls"] = list(calls.values())
-        return message
+                        call[:2] = part.id, part.function.name
+                    call[2] += part.function.arguments or ""
+        if said["finish"] is None:
+            raise CleanEndOfABrokenStream(f"no finish_reason after {said} {calls}")
+        return {**said, "calls": list(calls.values())}
+
+    def keep(self, said):
+        """Puts a turn into the history. Returns its tool calls."""
+        message = {"role": "assistant", "content": said["text"]}
+        if said["reasoning"]:
+            message["reasoning"] = said["reasoning"]
+        if said["calls"]:
+            message["tool_calls"] = [
+                {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+                for call_id, name, arguments in said["calls"]
+            ]
+        self.messages.append(message)
+        return [(call_id, arguments) for call_id, _, arguments in said["calls"]]
 
     def result(self, call_id, output):
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
@@ -91,15 +94,16 @@ class Chat:
 class Responses:
     """The Responses protocol, nothing stored at the server."""
 
-    def __init__(self, client, stream):
-        self.client, self.stream = client, stream
+    def __init__(self, client):
+        self.client = client
         self.input = [{"role": "user", "content": PROMPT}]
         self.tools = [{"type": "function", "strict": False, **ABOUT}]
 
-    def turn(self):
-        """Asks for a turn. Returns its text and tool calls: (id, arguments)."""
-        asked = {"model": os.environ["MODEL"], "input": self.input, "tools": self.tools, "store": False}
-        if self.stream:
+    def read(self, stream, headers=None):
+        """Asks for a turn. Returns what it says."""
+        model = os.environ["MODEL"]
+        asked = {"model": model, "input": self.input, "tools": self.tools, "store": False, "extra_headers": headers}
+        if stream:
             reply = None
             for event in self.client.responses.create(stream=True, **asked):
                 clean(event)
@@ -113,38 +117,38 @@ class Responses:
             reply = self.client.responses.create(**asked)
             clean(reply)
         assert reply.status == "completed", reply.status
-        self.input += [item.model_dump(exclude_none=True) for item in reply.output]
-        calls = [(item.call_id, item.arguments) for item in reply.output if item.type == "function_call"]
-        return reply.output_text, calls
+        thoughts = [part.text for item in reply.output if item.type == "reasoning" for part in item.content or []]
+        calls = [item for item in reply.output if item.type == "function_call"]
+        return {
+            "text": reply.output_text,
+            "reasoning": "".join(thoughts),
+            "calls": [[call.call_id, call.name, call.arguments] for call in calls],
+            "finish": reply.status,
+            "usage": usage_of(reply.usage, ("input_tokens", "output_tokens")),
+            "output": [item.model_dump(exclude_none=True) for item in reply.output],
+        }
+
+    def keep(self, said):
+        """Puts a turn into the history. Returns its tool calls."""
+        self.input += said["output"]
+        return [(call_id, arguments) for call_id, _, arguments in said["calls"]]
 
     def result(self, call_id, output):
         self.input.append({"type": "function_call_output", "call_id": call_id, "output": output})
 
 
 def main():
-    wire, how = sys.argv[1:]
-    agent = {"chat": Chat, "responses": Responses}[wire](openai.OpenAI(), how == "stream")
-    retried = False
-    for _ in range(8):
-        try:
-            text, calls = agent.turn()
-        except CleanEndOfABrokenStream as error:
-            print(f"a broken stream ended cleanly: {error}")
-            return 3
-        except Exception as error:
-            print(f"{type(error).__module__}.{type(error).__name__}: {error}")
-            if retried:
-                raise
-            retried = True
-            continue
-        print(f"text: {text}")
-        if not calls:
-            return 0
-        for call_id, arguments in calls:
-            print(f"bash: {arguments}")
-            agent.result(call_id, run(arguments))
-    print("the model never came to an end")
-    return 4
+    wire, how, *fixtures = sys.argv[1:]
+    agent = {"chat": Chat, "responses": Responses}[wire](openai.OpenAI())
+    if how == "fixtures":
+        return read_fixtures(agent.read, fixtures)
+
+    def turn():
+        said = agent.read(how == "stream")
+        print(f"text: {said['text']}")
+        return [(call_id, json.loads(arguments)["command"]) for call_id, arguments in agent.keep(said)]
+
+    return converse(turn, agent.result)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ mod mock;
 
 mod admin;
 mod bytes;
+mod cuts;
 mod durable;
 mod engines;
 mod faults;

@@ -264,12 +264,9 @@ impl Relay {
                 return;
             }
         }
-        let is_complete = self.recorder.reply().is_finished(self.recorder.request.n)
-            && self.recorder.reply().usage.is_some()
-            && self.hold_until.is_some();
         let is_full = self.held.len() > self.inner.options.stream_buffer_bytes;
-        if self.has_terminator || is_complete || is_full {
-            self.release(self.has_terminator || is_complete).await;
+        if self.has_terminator || is_full {
+            self.release(self.has_terminator).await;
         }
         if self.parser.pending() > MAX_EVENT_BYTES {
             let why = format!("an event of the stream is longer than {MAX_EVENT_BYTES} bytes");
@@ -288,6 +285,9 @@ impl Relay {
 
     /// Takes an event: a copy to the recorder, what the client may have to it or to what is held.
     async fn event(&mut self, event: &Event) {
+        if event.is_unterminated && event.has_data() && event.data().as_ref() != b"[DONE]" {
+            return self.half_event(event);
+        }
         if !(self.recorder.is_done() && self.recorder.attendance.is_final()) {
             self.recorder.kept.push(event.raw.clone());
         }
@@ -340,6 +340,15 @@ impl Relay {
         }
     }
 
+    /// What is left of an event in which the stream ended is no event: clients discard it, and so does the record.
+    /// Where something would have to be cut out of it, nobody can say what of it is the client's.
+    fn half_event(&mut self, event: &Event) {
+        if self.face.writer.is_none() && self.recorder.prepared.cut.is_nothing() {
+            let out = if self.hold_until.is_some() { &mut self.held } else { &mut self.ready };
+            out.extend_from_slice(&event.raw);
+        }
+    }
+
     fn hold(&mut self) {
         if !self.recorder.is_done() {
             let until = Instant::now() + self.inner.options.commit_wait;
@@ -383,23 +392,24 @@ impl Relay {
         if let Some(event) = self.parser.finish() {
             self.event(&event).await;
         }
-        if self.recorder.is_done() {
-            self.is_over = true;
-            return;
-        }
         let (status, reason) = self.recorder.outcome();
-        // A reply with its finish reason is whole, even if what should follow is missing.
-        if status == CallStatus::Truncated {
-            let message = match error {
-                Some(error) => error,
-                None => reason.unwrap_or_default(),
-            };
-            let error = ApiError::new(502, ErrorType::Upstream, "upstream_truncated", message);
-            self.fail(status, error).await;
-        } else {
+        if !self.recorder.is_done() {
+            if status == CallStatus::Truncated {
+                let message = error.or(reason).unwrap_or_default();
+                let error = ApiError::new(502, ErrorType::Upstream, "upstream_truncated", message);
+                return self.fail(status, error).await;
+            }
             self.release(true).await;
-            self.is_over = true;
         }
+        // What could not be read, and an error of the upstream's own, end for the client as they did upstream.
+        self.is_broken |= error.is_some() && !self.is_whole();
+        self.is_over = true;
+    }
+
+    /// A reply with its finish reason is whole, even if what should follow is missing; so is what says itself that it
+    /// is over.
+    fn is_whole(&self) -> bool {
+        self.has_terminator || self.recorder.outcome().0 == CallStatus::Ok
     }
 
     /// Ends the call, after recording it: with an error event where there is something to be said, and in any case
@@ -407,6 +417,7 @@ impl Relay {
     async fn fail(&mut self, status: CallStatus, error: ApiError) {
         self.source = Source::Ended;
         if self.recorder.is_done() {
+            self.is_broken |= !self.is_whole();
             self.is_over = true;
             return;
         }

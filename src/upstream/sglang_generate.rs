@@ -131,8 +131,13 @@ impl GenerateReply {
                     return Err(GenerateError::Rewritten { index });
                 }
                 known.text = text;
-                (known.token_ids, known.logprobs) =
-                    (ids.or(known.token_ids.take()), values.or(known.logprobs.take()));
+                known.token_ids = ids.or(known.token_ids.take());
+                known.logprobs = values.or_else(|| {
+                    // Ids that come without log-probs after ids that had them have none.
+                    let mut earlier = known.logprobs.take()?;
+                    earlier.resize(known.token_ids.as_ref().map_or(0, Vec::len), None);
+                    Some(earlier)
+                });
             }
         }
         self.totals.insert(index, total);

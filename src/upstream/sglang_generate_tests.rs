@@ -191,3 +191,11 @@ proptest! {
         let _ = reply.feed(&bytes);
     }
 }
+
+#[test]
+fn c07_ids_without_log_probs_after_ids_that_had_them_have_none() {
+    let first = event("a", "[1]", 1, r#","output_token_logprobs":[[-0.5,1,null]]"#);
+    let reply = feed_all([first, event("ab", "[1,2]", 2, "")]).expect("a reply").into_reply();
+    let choice = &reply.choices[&0];
+    assert_eq!((&choice.token_ids, &choice.logprobs), (&Some(vec![1, 2]), &Some(vec![Some(-0.5), None])));
+}

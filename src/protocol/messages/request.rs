@@ -97,7 +97,8 @@ struct Chat {
 impl Chat {
     fn begin(request: &Object<'_, '_>, size: usize) -> Result<Self, ApiError> {
         let model = request.need("model")?;
-        model.literal()?;
+        // It is written as it came, and must be a name that can be read.
+        model.string()?;
         let mut out = String::with_capacity(size + size / 8 + 256);
         out.push_str("{\"model\":");
         out.push_str(model.text);

@@ -104,7 +104,9 @@ impl DeltaView {
     }
 
     pub fn reasoning(&self) -> &str {
-        self.reasoning.as_deref().or(self.reasoning_content.as_deref()).unwrap_or_default()
+        // As the capture reads it: an empty `reasoning` does not hide the other.
+        let reasoning = self.reasoning.as_deref().filter(|text| !text.is_empty());
+        reasoning.or(self.reasoning_content.as_deref()).unwrap_or_default()
     }
 
     /// The text of a refusal, which hosted upstreams keep apart.

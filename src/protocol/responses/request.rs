@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use super::echo::Echo;
 use super::items::Conversation;
 use super::names::response_id;
-use super::raw::{Fields, Object, compact, elements, list};
+use super::raw::{Fields, Object, compact, decoded, elements, list};
 use super::refuse::{invalid, unsupported};
 use super::tools::Tools;
 use super::writer::Writer;
@@ -85,8 +85,8 @@ pub fn open_call(
 ) -> Result<(Bytes, Writer), ApiError> {
     let request = open(body)?;
     refuse(&request)?;
-    let Some(model) = request.text("model") else {
-        return Err(invalid("model", "is missing, or not a string"));
+    let Some(model) = request.text("model").filter(|model| decoded(model).is_some()) else {
+        return Err(invalid("model", "is missing, or not a string of whole characters"));
     };
     let kept = Kept::of(&request)?;
     let tools = Tools::read(request.get("tools"))?;

@@ -430,3 +430,12 @@ fn the_ids_of_a_reply_are_repeatable() {
     assert_eq!(joined(&write(&chunks_in)), joined(&write(&chunks_in)));
     assert_eq!(chat_reply(&chunks_in).choices.len(), 1);
 }
+
+#[test]
+fn an_empty_reasoning_does_not_hide_the_other_name() {
+    let text = r#"{"choices":[{"index":0,"delta":{"reasoning":"","reasoning_content":"hm","content":"a"},"finish_reason":"stop"}]}"#;
+    let chunks = vec![text.as_bytes().to_vec()];
+    let written = assemble(&joined(&write(&chunks)));
+    assert_eq!(written.choices[&0].reasoning, "hm");
+    assert_same(&written.choices[&0], &chat_reply(&chunks).choices[&0], true);
+}

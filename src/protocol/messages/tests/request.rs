@@ -421,3 +421,11 @@ fn b19_the_asked_model_is_sent_on_as_it_was_written() {
     let translation = translate(&body(text), names()).map_err(|error| error.message).expect("request");
     assert!(translation.chat.starts_with(br#"{"model":"claude-\u006d","#));
 }
+
+#[test]
+fn a_model_that_is_no_text_is_refused() {
+    let text = r#"{"model":"\ud83c","max_tokens":1,"messages":[{"role":"user","content":"q"}]}"#;
+    let Err(error) = translate(&body(text), names()) else { panic!("half a character is no name") };
+    assert_eq!(error.status, 400);
+    assert!(error.message.contains("model"), "{}", error.message);
+}

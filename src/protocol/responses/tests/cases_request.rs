@@ -312,5 +312,7 @@ fn what_has_no_chat_form_is_refused_with_its_place() {
     for (request, part) in requests {
         assert!(refusal(&request).contains(part), "{request}");
     }
+    let half = Bytes::from_static(br#"{"model":"\ud83c","input":"hi"}"#);
+    assert!(open_call(&half, names(), None).is_err_and(|error| error.message.contains("model")));
     assert!(open_call(&Bytes::from_static(b"{"), names(), None).is_err());
 }

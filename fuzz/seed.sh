@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Makes seeds of the fixtures: fuzz/seed.sh FOLDER writes FOLDER/<target>/.
+set -euo pipefail
+fixtures=$(cd "$(dirname "$0")/../tests/fixtures" && pwd)
+out=$1
+
+seed() { # target file...
+    local target=$1
+    shift
+    mkdir -p "$out/$target"
+    for file in "$@"; do
+        cp "$file" "$out/$target/$(sha1sum "$file" | cut -c1-16)"
+    done
+}
+
+cd "$fixtures"
+shopt -s globstar nullglob
+seed sse wire/*.sse harness/**/*.sse
+seed messages_reply wire/anthropic* harness/**/*.response.sse harness/anthropic-python/**/*.response.json
+seed messages_request harness/{claude-code,anthropic-python,pi/anthropic_wire,opencode/anthropic_wire}/**/*.request.json
+seed responses_request harness/{codex,pi/responses_wire,opencode/responses_wire}/**/*.request.json
+for target in chat_reply to_messages to_responses; do
+    seed $target wire/{vllm,sglang_chat,openai}*
+done
+seed sglang_generate wire/sglang_generate*
+
+mkdir -p "$out/routed_experts" "$out/openai_request"
+python3 - "$out" <<'PY'
+import base64, glob, json, sys
+
+out = sys.argv[1]
+text = open("wire/vllm_chat_routed.json").read()
+routed = base64.b64decode(json.loads(text)["choices"][0]["routed_experts"])
+open(f"{out}/routed_experts/npy", "wb").write(routed)
+open(f"{out}/routed_experts/int32", "wb").write(b"".join(n.to_bytes(4, "little") for n in range(64)))
+open(f"{out}/routed_experts/base64", "wb").write(base64.b64encode(routed))
+requests = {
+    "chat": {"model": "m", "messages": [{"role": "system", "content": "a"}, {"role": "system", "content": "b"},
+        {"role": "user", "content": [{"type": "text", "text": "c"}]}], "stream": True, "n": 2, "seed": 1, "stop": ["x"],
+        "stream_options": {"include_usage": True}, "tools": [{"type": "function", "function": {"name": "f"}}],
+        "tool_choice": "auto", "response_format": {"type": "json_object"}, "logit_bias": {"1": 2}},
+    "texts": {"model": "m", "prompt": ["a", "b"], "n": 2, "logprobs": 0, "echo": True},
+    "ids": {"model": "m", "prompt": [[1, 2], [3]], "stream": True, "return_token_ids": True},
+    "one": {"model": "m", "prompt": [1, 2], "logit_bias": None},
+}
+for name, request in requests.items():
+    open(f"{out}/openai_request/{name}", "w").write(json.dumps(request))
+
+
+def short(value):
+    """What a conversation is made of, without its bulk: short texts, few tools."""
+    if isinstance(value, str):
+        return value[:24]
+    if isinstance(value, list):
+        return [short(item) for item in value[:12]]
+    if isinstance(value, dict):
+        return {key: short(item) for key, item in list(value.items())[:16]}
+    return value
+
+
+# The seeds of requests are the harnesses' own, cut short: a fuzzer gets nowhere in 80 kB of tool descriptions.
+for path in glob.glob(f"{out}/*_request/*"):
+    text = json.dumps(short(json.load(open(path))))
+    if len(text) > 400:
+        open(path, "w").write(text)
+PY

@@ -5,6 +5,8 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use metrics::Histogram;
+
 use super::frame::{self, HEADER_LEN};
 use super::layout::{SegmentName, journal_dir, sync_folder};
 use super::writer::{Durability, WriterOptions};
@@ -66,11 +68,13 @@ pub(super) struct Journal {
     active: Option<Segment>,
     create: CreateDisk,
     buffer: Vec<u8>,
+    sync_time: Histogram,
 }
 
 impl Journal {
     pub(super) fn new(dir: PathBuf, options: WriterOptions, next_number: u64, create: CreateDisk) -> Self {
-        Self { dir, options, next_number, active: None, create, buffer: Vec::new() }
+        let sync_time = metrics::histogram!("lego_capture_fsync_seconds");
+        Self { dir, options, next_number, active: None, create, buffer: Vec::new(), sync_time }
     }
 
     /// Writes `payloads` as frames and syncs them, all or none: after an error the segment ends where it
@@ -92,7 +96,10 @@ impl Journal {
         self.buffer.shrink_to(KEPT_BUFFER);
         let outcome = match written {
             Ok(()) if self.options.durability == Durability::Full => {
-                segment.disk.sync().map_err(|error| (error, true))
+                let began = Instant::now();
+                let synced = segment.disk.sync().map_err(|error| (error, true));
+                self.sync_time.record(began.elapsed());
+                synced
             }
             Ok(()) => Ok(()),
             Err(error) => Err((error, false)),

@@ -28,6 +28,9 @@ pub struct Args {
     /// Folder of the capture.
     #[arg(long, value_name = "DIR")]
     capture_dir: Option<PathBuf>,
+    /// Log lines as JSON objects. `RUST_LOG` sets the level.
+    #[arg(long)]
+    log_json: bool,
 }
 
 /// Runs until a signal.
@@ -52,6 +55,7 @@ fn load(args: Args) -> anyhow::Result<Config> {
         ("proxy.listen_port", args.port.map(Into::into), "--port"),
         ("proxy.upstream_base_url", args.upstream.map(Into::into), "--upstream"),
         ("proxy.capture_dir", capture_dir, "--capture-dir"),
+        ("training.observability.log_json", args.log_json.then(|| true.into()), "--log-json"),
     ] {
         if let Some(value) = value {
             config = config.set(key, value, flag)?;

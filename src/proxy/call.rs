@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -14,6 +14,7 @@ use http::{Method, StatusCode, Uri};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 
 use tokio_util::task::task_tracker::TaskTrackerToken;
+use tracing::Instrument as _;
 
 use super::face::{self, Face, Incoming};
 use super::limits::{Places, Refused};
@@ -51,16 +52,24 @@ async fn handle(
     body: Body,
 ) -> Response {
     let session = path.as_ref().map(|Path(session)| session.as_str());
-    match serve(api, &shared, session, &uri, headers, body).await {
-        Ok(response) => response,
-        Err(error) => {
-            metrics::counter!("lego_proxy_refused_total", "code" => error.code).increment(1);
-            reply::error(api, &error)
+    // The first attempt's call has the same id.
+    let request = (CallId::now(), Instant::now());
+    let span = tracing::info_span!("call", request_id = %request.0, api = api.as_str());
+    let served = async {
+        match serve(request, api, &shared, session, &uri, headers, body).await {
+            Ok(response) => response,
+            Err(error) => {
+                tracing::debug!(status = error.status, code = error.code, "a call was refused");
+                metrics::counter!("lego_proxy_refused_total", "code" => error.code).increment(1);
+                reply::error(api, &error)
+            }
         }
-    }
+    };
+    served.instrument(span).await
 }
 
 async fn serve(
+    (id, received): (CallId, Instant),
     api: ClientApi,
     shared: &Shared,
     path_session: Option<&str>,
@@ -101,6 +110,8 @@ async fn serve(
     let attendance = Attendance::new(inner, &session, &incoming, conversation_id);
     let Incoming { body, request, face } = incoming;
     let call = Call {
+        id,
+        received,
         inner: Arc::clone(inner),
         abort: Stop::new(session.closed(), route.total_timeout),
         route,
@@ -143,6 +154,9 @@ async fn admitted(inner: &Inner, route: &Route) -> Result<Places, Refused> {
 
 /// One request of a client, over all its attempts upstream.
 struct Call {
+    /// Of the first attempt.
+    id: CallId,
+    received: Instant,
     inner: Arc<Inner>,
     session: Arc<Session>,
     tokens: (TaskTrackerToken, TaskTrackerToken),
@@ -184,6 +198,9 @@ impl Call {
                 }
             }
             let recorder = self.recorder(&attempt, &face, capabilities)?;
+            if attempt.number == 1 {
+                self.inner.measures.added_to_request.record(self.received.elapsed());
+            }
             let mut sending = self.send(&face, recorder.prepared.body.clone());
             let first = tokio::select! {
                 biased;
@@ -206,7 +223,7 @@ impl Call {
             if let Err(error) = self.give_up(recorder, first).await {
                 return Ok(reply::with_call_id(face.error(&whole::sink_error(&error)), call_id));
             }
-            metrics::counter!("lego_proxy_retries_total").increment(1);
+            self.inner.measures.retries.increment(1);
             let next = attempt.number.saturating_add(1);
             attempt = Attempt { number: next, first: attempt.first.or(Some(call_id)), is_plain };
             tokio::select! {
@@ -295,6 +312,9 @@ impl Call {
             self.request.clone(),
             prepared,
         );
+        if attempt.first.is_none() {
+            recorder.call_id = self.id;
+        }
         recorder.attempt = attempt.number;
         recorder.retry_of = attempt.first;
         recorder.conversation_id = self.attendance.conversation_id.clone();

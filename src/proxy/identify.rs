@@ -49,7 +49,17 @@ pub(super) fn client_key(headers: &HeaderMap) -> Option<&str> {
 
 /// The session that an `sk-lego-<session>.<secret>` key names, and the secret.
 fn session_key(headers: &HeaderMap) -> Option<(&str, &str)> {
-    client_key(headers)?.strip_prefix("sk-lego-")?.rsplit_once('.')
+    parts(client_key(headers)?)
+}
+
+fn parts(key: &str) -> Option<(&str, &str)> {
+    key.strip_prefix("sk-lego-")?.rsplit_once('.')
+}
+
+/// The session that a path or a header names, and the secret where it was given as the key: names are recorded, and a
+/// secret must not be.
+fn named(name: &str) -> (&str, Option<&str>) {
+    parts(name).map_or((name, None), |(id, secret)| (id, Some(secret)))
 }
 
 /// True if the key is that of an open session.
@@ -137,11 +147,11 @@ pub(super) fn session_of(
     match &inner.options.mode {
         Mode::Trainer { .. } => open_session(inner, path_session, headers),
         Mode::StandAlone { sampling, .. } => {
-            let named = path_session
+            let name = path_session
                 .or_else(|| session_key(headers).map(|(id, _)| id))
                 .or_else(|| headers.get("x-session-id").and_then(|value| value.to_str().ok()));
-            let id = match named {
-                Some(name) => parse(name)?,
+            let id = match name {
+                Some(name) => parse(named(name).0)?,
                 None => derived(request, &inner.options.volatile),
             };
             let make = |id| {
@@ -163,7 +173,7 @@ pub(super) async fn end(
         let message = "a trainer's sessions are ended by the trainer";
         return Err(refuse(&ApiError::new(403, ErrorType::InvalidRequest, "not_yours_to_end", message)));
     }
-    let id = parse(&name).map_err(|error| refuse(&error))?;
+    let id = parse(named(&name).0).map_err(|error| refuse(&error))?;
     let is_new = shared.inner.sessions.end(&id);
     Ok(Json(serde_json::json!({"session": id.as_str(), "ended": true, "was_ended_before": !is_new})))
 }
@@ -181,17 +191,20 @@ fn open_session(
     headers: &HeaderMap,
 ) -> Result<Arc<Session>, ApiError> {
     if let Some(name) = path_session {
-        let id = parse(name)?;
-        return inner.sessions.get(&id).ok_or_else(|| {
+        let (id, secret) = named(name);
+        let id = parse(id)?;
+        let found = inner.sessions.get(&id);
+        let found = found.filter(|session| secret.is_none_or(|secret| session.has_secret(secret)));
+        return found.ok_or_else(|| {
             let message = format!("there is no open session {id}: it never was, or its trial has ended");
             ApiError::new(404, ErrorType::NotFound, "no_such_session", message)
         });
     }
-    let named = session_key(headers).and_then(|(id, secret)| {
+    let of_key = session_key(headers).and_then(|(id, secret)| {
         let session = inner.sessions.get(&id.parse().ok()?)?;
         session.has_secret(secret).then_some(session)
     });
-    named.ok_or_else(|| {
+    of_key.ok_or_else(|| {
         let message = "this proxy serves a trainer's sessions only, and the call names none that is open: use the \
                        base URL …/sessions/<session>/v1, or the session's key as API key";
         ApiError::new(401, ErrorType::Authentication, "no_session", message)

@@ -20,6 +20,7 @@
 
 mod admin;
 mod call;
+mod columns;
 mod count;
 mod face;
 mod gate;
@@ -27,6 +28,7 @@ mod guard;
 mod identify;
 mod kept;
 mod limits;
+mod measures;
 mod models;
 mod options;
 mod probe;
@@ -128,6 +130,7 @@ struct Inner {
     responses: responses::Responses,
     gate: gate::Gate,
     left: rejoin::LeftCount,
+    measures: measures::Measures,
     /// Permits for calls in flight.
     slots: Arc<tokio::sync::Semaphore>,
     /// Calls that are running or not durable yet, and listeners.
@@ -139,7 +142,8 @@ struct Inner {
 }
 
 impl Proxy {
-    /// A proxy in front of `upstream` that writes to `sink`.
+    /// A proxy in front of `upstream` that writes to `sink`. What it counts goes to the metrics recorder that the process
+    /// has installed by then.
     #[must_use]
     pub fn new(options: ProxyOptions, sink: Arc<dyn CallSink>, upstream: Upstream) -> Self {
         Self::with_routes(options, sink, Some(Arc::new(upstream)), Vec::new())
@@ -163,6 +167,7 @@ impl Proxy {
             left: rejoin::LeftCount::default(),
             responses: responses::Responses::default(),
             gate: gate::Gate::default(),
+            measures: measures::Measures::default(),
             slots,
             running: tokio_util::task::TaskTracker::new(),
             closing: CancellationToken::new(),

@@ -6,7 +6,9 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use tokio_util::task::task_tracker::TaskTrackerToken;
+use tracing::Instrument as _;
 
+use super::columns::tool_calls;
 use super::kept::{self, Kept};
 use super::limits::Places;
 use super::received::Received;
@@ -17,8 +19,8 @@ use super::{Inner, verdict};
 use crate::protocol::chat::{Choice, Reply, ReplyError, Request};
 use crate::protocol::messages::Assembled;
 use crate::record::{
-    Call, CallId, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, SCHEMA_VERSION, SinkError,
-    Usage, WeightSource, WeightSpan,
+    Call, CallId, CallKind, CallStatus, ClientApi, IdsSource, SCHEMA_VERSION, SinkError, Usage, WeightSource,
+    WeightSpan,
 };
 use crate::upstream;
 use crate::upstream::dialect::{self, Prepared};
@@ -57,6 +59,10 @@ pub(super) struct Recorder {
     unreadable: Option<String>,
     committed: BTreeSet<u16>,
     is_done: bool,
+    /// When the last event of the upstream's stream came.
+    last_event: Option<Instant>,
+    /// That of the request.
+    span: tracing::Span,
 }
 
 /// What is spoken on both sides.
@@ -77,8 +83,8 @@ impl Recorder {
         request: Request,
         prepared: Prepared,
     ) -> Self {
-        metrics::gauge!("lego_proxy_calls_in_flight").increment(1.0);
         let (inner, session) = (Arc::clone(&attendance.inner), Arc::clone(&attendance.session));
+        inner.measures.in_flight.increment(1.0);
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             tokens,
@@ -105,6 +111,8 @@ impl Recorder {
             is_done: false,
             reply: Received::new(wire.upstream_api),
             wire,
+            last_event: None,
+            span: tracing::Span::current(),
             inner,
             session,
             attendance,
@@ -123,6 +131,11 @@ impl Recorder {
 
     /// Reads an event of a stream, whose block is kept.
     pub(super) fn event(&mut self, name: &str, data: &Bytes) -> Assembled {
+        let now = Instant::now();
+        match self.last_event.replace(now) {
+            Some(last) => self.inner.measures.inter_token.record(now - last),
+            None => self.inner.measures.ttft.record(now - self.received),
+        }
         let read = self.reply.event(name, data);
         self.read(read)
     }
@@ -154,12 +167,17 @@ impl Recorder {
         self.is_done
     }
 
+    fn without_key(&self, text: &str) -> Bytes {
+        self.wire.route.upstream.without_key(Bytes::copy_from_slice(text.as_bytes()))
+    }
+
     /// How a call ended whose reply came to its end, and what to say about it.
     pub(super) fn outcome(&self) -> (CallStatus, Option<String>) {
+        let clean = |text: &str| Some(String::from_utf8_lossy(&self.without_key(text)).into_owned());
         if let Some(why) = &self.unreadable {
-            (CallStatus::ParseError, Some(why.clone()))
+            (CallStatus::ParseError, clean(why))
         } else if let Some(error) = &self.reply().error {
-            (CallStatus::UpstreamError, Some(error.clone()))
+            (CallStatus::UpstreamError, clean(error))
         } else if self.reply().is_finished(self.request.n) {
             (CallStatus::Ok, None)
         } else {
@@ -203,13 +221,17 @@ impl Recorder {
     fn take_all(&mut self, status: CallStatus, error: Option<String>) -> Vec<Call> {
         self.is_done = true;
         let choices = self.open_choices();
-        metrics::gauge!("lego_proxy_calls_in_flight").decrement(1.0);
-        metrics::counter!("lego_proxy_calls_total", "status" => status.as_str()).increment(1);
+        let after = self.received.elapsed();
+        self.inner.measures.ended(status, after);
         if let Some(route) = &self.wire.route.name {
             let labels = [("route", route.clone()), ("status", status.as_str().to_owned())];
             metrics::counter!("lego_proxy_route_calls_total", &labels).increment(1);
         }
-        metrics::histogram!("lego_proxy_call_seconds").record(self.received.elapsed().as_secs_f64());
+        self.span.in_scope(|| {
+            let (call_id, attempt, http_status) = (self.call_id, self.attempt, self.http_status);
+            let (status, ms) = (status.as_str(), after.as_millis() as u64);
+            tracing::debug!(%call_id, attempt, status, http_status, ms, "a call ended");
+        });
         self.calls(&choices, status, error)
     }
 
@@ -220,7 +242,8 @@ impl Recorder {
         }
         let failure = self.failure(status, &calls);
         let append =
-            append(Arc::clone(&self.inner), Arc::clone(&self.session), self.tokens.clone(), calls, failure);
+            append(Arc::clone(&self.inner), Arc::clone(&self.session), self.tokens.clone(), calls, failure)
+                .instrument(self.span.clone());
         match tokio::spawn(append).await {
             Ok(result) => result,
             Err(error) => Err(SinkError::Io { place: "the capture".to_owned(), reason: error.to_string() }),
@@ -266,7 +289,11 @@ impl Recorder {
     fn records(&self, choices: &[u16], status: CallStatus, error: Option<String>) -> Vec<Call> {
         let sampled: usize =
             self.reply().choices.values().filter_map(|choice| choice.token_ids.as_ref()).map(Vec::len).sum();
-        let response = self.kept.json();
+        let mut response = self.kept.json();
+        // An upstream's error may quote the key that it was sent.
+        if self.reply().error.is_some() {
+            response = response.map(|json| kept::raw(&self.without_key(json.get())));
+        }
         let missing = Choice::default();
         let record = |&index: &u16| {
             let choice = self.reply().choices.get(&index).unwrap_or(&missing);
@@ -422,7 +449,8 @@ impl Drop for Recorder {
         let (status, why) = self.dropped();
         let calls = self.take_all(status, Some(why));
         let inner = Arc::clone(&self.inner);
-        let work = append(inner, Arc::clone(&self.session), self.tokens.clone(), calls, None);
+        let work = append(inner, Arc::clone(&self.session), self.tokens.clone(), calls, None)
+            .instrument(self.span.clone());
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn(work)),
             Err(_) => {
@@ -441,16 +469,16 @@ async fn append(
     failure: Option<String>,
 ) -> Result<(), SinkError> {
     let kept: Vec<Arc<Call>> = calls.iter().cloned().map(Arc::new).collect();
+    let ended = Instant::now();
     let result = inner.sink.append(calls).await;
     match &result {
         Ok(()) => {
-            let tokens =
-                kept.iter().filter_map(|call| call.completion_token_ids.as_ref()).map(Vec::len).sum();
-            metrics::counter!("lego_proxy_captured_tokens_total").increment(count(tokens));
+            inner.measures.capture_lag.record(ended.elapsed());
+            kept.iter().for_each(|call| inner.measures.recorded(call));
             session.keep(kept, failure);
         }
         Err(error) => {
-            metrics::counter!("lego_proxy_capture_failures_total").increment(1);
+            inner.measures.capture_failures.increment(1);
             tracing::error!(%error, "a call could not be captured");
             session.keep(Vec::new(), Some(format!("capture: {error}")));
         }
@@ -459,20 +487,6 @@ async fn append(
     result
 }
 
-fn count(tokens: usize) -> u64 {
-    u64::try_from(tokens).unwrap_or(u64::MAX)
-}
-
 fn micros(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
-}
-
-fn tool_calls(choice: &Choice) -> Vec<CapturedToolCall> {
-    let capture = |call: &crate::protocol::chat::ToolCall| CapturedToolCall {
-        id: call.id.clone(),
-        name: call.name.clone(),
-        arguments_valid_json: serde_json::from_str::<serde::de::IgnoredAny>(&call.arguments).is_ok(),
-        arguments: call.arguments.clone(),
-    };
-    choice.tool_calls.iter().map(capture).collect()
 }

@@ -3,6 +3,47 @@
 use crate::record::{Call, CallKind, CallStatus, IdsSource, LogprobSemantics, WeightSource};
 use crate::upstream::dialect;
 
+/// Reasons that are one word.
+const REASONS: [&str; 25] = [
+    "no_prompt_token_ids",
+    "empty_prompt",
+    "no_token_ids",
+    "no_sampled_tokens",
+    "no_logprobs",
+    "logprobs_length_mismatch",
+    "logprob_missing",
+    "usage_unknown",
+    "ids_usage_mismatch",
+    "prompt_ids_usage_mismatch",
+    "no_finish_reason",
+    "finish_reason_abort",
+    "finish_reason_error",
+    "finish_reason_content_filter",
+    "greedy_sampling",
+    "constrained_decoding",
+    "sampling_unknown_or_truncated",
+    "logprob_semantics_unknown",
+    "raw_logprobs_at_other_temperature",
+    "weight_version_unknown",
+    "weight_spans_broken",
+    "routing_without_ids",
+    "routing_rows_mismatch",
+    "routing_unreadable",
+    "capture_refused_by_upstream",
+];
+
+/// Every reason that there is: those here, of the routing (room `upstream`), and of a refused capture.
+pub(super) fn all_reasons() -> impl Iterator<Item = String> {
+    let statuses = CallStatus::ALL.iter().filter(|status| **status != CallStatus::Ok);
+    let is_other = |kind: &&CallKind| !matches!(kind, CallKind::Policy | CallKind::Unknown);
+    let kinds = CallKind::ALL.iter().filter(is_other);
+    REASONS
+        .iter()
+        .map(|reason| (*reason).to_owned())
+        .chain(statuses.map(|status| format!("status_{}", status.as_str())))
+        .chain(kinds.map(|kind| format!("kind_{}", kind.as_str())))
+}
+
 /// The reasons; none: trainable. `sampled_in_call` is the number of ids over all choices of the call. What the
 /// record says already (its routing could not be read) stays.
 pub(super) fn reasons(call: &Call, sampled_in_call: u64, is_constrained: bool) -> Vec<String> {
@@ -92,5 +133,29 @@ fn weights(call: &Call, sampled: usize, say: &mut impl FnMut(&str)) {
     });
     if !tiles || at as usize != sampled {
         say("weight_spans_broken");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The words that `/metrics` counts by must be those that are said.
+    #[test]
+    fn every_reason_in_the_sources_is_listed() {
+        let own = include_str!("verdict.rs");
+        let said = own.split("say(\"").skip(1);
+        let routing = include_str!("../upstream/routing.rs");
+        let routing = routing.split("\"routing_").skip(1).map(|rest| ("routing_", rest));
+        let words: Vec<String> = said
+            .map(|rest| ("", rest))
+            .chain(routing)
+            .filter_map(|(head, rest)| Some(format!("{head}{}", rest.split_once('"')?.0)))
+            .filter(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+            .collect();
+        assert!(words.len() > 20, "{words:?}");
+        for word in &words {
+            assert!(all_reasons().any(|reason| reason == *word), "{word} is not in REASONS");
+        }
     }
 }

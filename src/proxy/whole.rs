@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
@@ -10,6 +10,7 @@ use http::{HeaderMap, StatusCode, header};
 
 use super::call::Sending;
 use super::face::Face;
+use super::measures::Buffered;
 use super::recorder::Recorder;
 use super::routes::Route;
 use super::stop::Stop;
@@ -38,6 +39,7 @@ pub(super) async fn read(
 ) -> Result<Bytes, BadBody> {
     let idle = upstream.timeouts().idle;
     let mut text = BytesMut::new();
+    let mut buffered = Buffered::default();
     loop {
         let piece = tokio::select! {
             biased;
@@ -61,6 +63,7 @@ pub(super) async fn read(
             }
             Ok(Some(Ok(piece))) => text.extend_from_slice(&piece),
         }
+        buffered.set(text.len());
         if text.len() > MAX_BODY_BYTES {
             let message = "the upstream's reply is longer than 256 MiB".to_owned();
             return Err(bad(CallStatus::UpstreamError, 502, "upstream_oversize", message));
@@ -212,6 +215,7 @@ async fn settle(
             return Err(committed.map_or_else(|sink| sink_error(&sink), |()| bad.error));
         }
     };
+    let read_at = Instant::now();
     recorder.http_status = status.as_u16();
     recorder.first_byte();
     let mut headers = upstream::forward_reply_headers(&headers);
@@ -221,6 +225,10 @@ async fn settle(
     let mut out = text.clone();
     let (call_status, error) = if status.is_success() && !is_compressed {
         recorder.body(&text);
+        // An upstream's error may quote the key that it was sent.
+        let has_error = recorder.reply().error.is_some();
+        let text = if has_error { upstream.without_key(text) } else { text };
+        out = text.clone();
         match &mut face.writer {
             Some(writer) => match writer.body(&text) {
                 Ok(body) => {
@@ -279,6 +287,7 @@ async fn settle(
     if is_kept {
         face.keep(&inner.responses);
     }
+    inner.measures.added_to_reply.record(read_at.elapsed());
     match broken {
         Some(error) => Err(error),
         None => Ok(Settled { status, headers, body: out }),

@@ -17,6 +17,9 @@ macro_rules! name_enum {
         pub enum $name { $($(#[$vdoc])* #[serde(rename = $text)] $variant),+ }
 
         impl $name {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
             /// The name stored in captures.
             #[must_use]
             pub const fn as_str(self) -> &'static str {

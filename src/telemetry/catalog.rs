@@ -40,6 +40,10 @@ impl Column {
 pub struct Prometheus {
     pub name: &'static str,
     pub kind: Kind,
+    /// A histogram of times far below a second.
+    pub is_short: bool,
+    /// What it is told apart by, if anything; only words of lego's own.
+    pub label: Option<&'static str>,
     pub description: &'static str,
 }
 
@@ -135,35 +139,93 @@ pub const COLUMNS: &[Column] = &[
     ),
 ];
 
+const fn prometheus(name: &'static str, kind: Kind, description: &'static str) -> Prometheus {
+    Prometheus { name, kind, is_short: false, label: None, description }
+}
+
 const fn counter(name: &'static str, description: &'static str) -> Prometheus {
-    Prometheus { name, kind: Kind::Counter, description }
+    prometheus(name, Kind::Counter, description)
+}
+
+const fn gauge(name: &'static str, description: &'static str) -> Prometheus {
+    prometheus(name, Kind::Gauge, description)
+}
+
+const fn seconds(name: &'static str, description: &'static str) -> Prometheus {
+    prometheus(name, Kind::Histogram, description)
+}
+
+const fn short(name: &'static str, description: &'static str) -> Prometheus {
+    Prometheus { is_short: true, ..seconds(name, description) }
+}
+
+const fn by(label: &'static str, metric: Prometheus) -> Prometheus {
+    Prometheus { label: Some(label), ..metric }
 }
 
 /// Every metric of `/metrics`.
 pub const PROMETHEUS: &[Prometheus] = &[
-    counter("lego_capture_appends_total", "Calls made durable."),
+    counter("lego_capture_appends_total", "Appends made durable: the records of a call that ended together."),
     counter("lego_capture_commits_total", "Group commits: one sync to disk each."),
     counter("lego_capture_bytes_total", "Bytes written to the journal."),
     counter("lego_capture_failed_commits_total", "Group commits that failed."),
     counter("lego_capture_parquet_files_total", "Parquet files written."),
-    counter("lego_proxy_calls_total", "Model calls that ended, by status."),
-    counter("lego_proxy_route_calls_total", "Model calls of proxy.routes that ended, by route and status."),
+    short("lego_capture_fsync_seconds", "Time of a sync of the journal to disk, drafts included."),
+    short(
+        "lego_capture_lag_seconds",
+        "From the end of a call, or of a choice, to its records being durable.",
+    ),
+    by("status", counter("lego_proxy_calls_total", "Model calls that ended, attempts counted each.")),
+    by(
+        "route, status",
+        counter(
+            "lego_proxy_route_calls_total",
+            "The same of the calls of proxy.routes, by the route's configured name.",
+        ),
+    ),
+    by("status", counter("lego_proxy_records_total", "Records made durable: one a choice.")),
+    by(
+        "reason",
+        counter(
+            "lego_proxy_not_trainable_total",
+            "Records made durable that are not trainable. One with several reasons counts in each.",
+        ),
+    ),
     counter("lego_proxy_captured_tokens_total", "Sampled tokens made durable."),
-    counter("lego_proxy_capture_failures_total", "Calls that could not be captured."),
-    counter("lego_proxy_refused_total", "Calls refused before they went upstream, by error code."),
+    counter("lego_proxy_capture_failures_total", "Appends that failed: the calls' clients got an error."),
+    by(
+        "code",
+        counter("lego_proxy_refused_total", "Calls refused before they went upstream, by error code."),
+    ),
     counter("lego_proxy_rejoined_total", "Clients that came back for the reply of the call that they left."),
     counter("lego_proxy_sessions_expired_total", "Sessions that were ended for being idle."),
-    Prometheus {
-        name: "lego_proxy_calls_without_client",
-        kind: Kind::Gauge,
-        description: "Model calls that run on after their clients left.",
-    },
-    Prometheus { name: "lego_proxy_calls_in_flight", kind: Kind::Gauge, description: "Model calls running." },
-    Prometheus {
-        name: "lego_proxy_call_seconds",
-        kind: Kind::Histogram,
-        description: "Time of a model call, receipt to end.",
-    },
+    gauge("lego_proxy_calls_without_client", "Model calls that run on after their clients left."),
+    counter("lego_proxy_retries_total", "Attempts that were followed by another."),
+    gauge("lego_proxy_calls_in_flight", "Model calls running."),
+    gauge("lego_proxy_open_streams", "Streams that clients have open, de-streamed ones included."),
+    gauge(
+        "lego_proxy_buffered_bytes",
+        "Bytes of replies that are held: incomplete events, what waits to be durable, bodies being read.",
+    ),
+    gauge("lego_proxy_paused", "1 while calls are held back by `/admin/pause`."),
+    seconds("lego_proxy_call_seconds", "Time of a model call, receipt to end."),
+    seconds(
+        "lego_proxy_ttft_seconds",
+        "From a call's admission to the first event of its upstream's stream.",
+    ),
+    short(
+        "lego_proxy_inter_token_seconds",
+        "Between an event of an upstream's stream and the next, as they came.",
+    ),
+    by(
+        "side",
+        short(
+            "lego_proxy_added_seconds",
+            "What lego adds: `request`, from a call's receipt to its sending (its body's arrival and the wait for \
+             admission included); `reply`, from a piece's receipt to its way to the client (the wait to be durable \
+             included).",
+        ),
+    ),
 ];
 
 /// `docs/metrics.md`.
@@ -180,10 +242,14 @@ pub fn reference_markdown() -> String {
         let _ = writeln!(out, "| `{}` | {kind} | {} |", column.name, column.description);
     }
     out.push_str("\n## `/metrics`\n\nPrometheus text format, served by the proxy.\n\n");
-    out.push_str("| metric | type | what it is |\n|---|---|---|\n");
+    out.push_str(
+        "Labels are words of lego's own: never a session, a model or anything else that a client chose.\n\n",
+    );
+    out.push_str("| metric | type | label | what it is |\n|---|---|---|---|\n");
     for metric in PROMETHEUS {
         let kind = format!("{:?}", metric.kind).to_lowercase();
-        let _ = writeln!(out, "| `{}` | {kind} | {} |", metric.name, metric.description);
+        let label = metric.label.map_or_else(String::new, |label| format!("`{label}`"));
+        let _ = writeln!(out, "| `{}` | {kind} | {label} | {} |", metric.name, metric.description);
     }
     out
 }

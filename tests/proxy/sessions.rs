@@ -45,10 +45,14 @@ async fn a_trainers_proxy_serves_open_sessions_by_path_or_key_and_nobody_else() 
         "401 no_session"
     );
     assert_eq!(code(send(&setup, &format!("/sessions/s2{chat}"), &[]).await).await, "404 no_such_session");
+    let by_key = |key: &str| format!("/sessions/{key}{chat}");
+    assert_eq!(send(&setup, &by_key(&session.api_key()), &[]).await.status(), 200);
+    let guessed = code(send(&setup, &by_key("sk-lego-s1.guess"), &[]).await).await;
+    assert_eq!(guessed, "404 no_such_session");
     let result = session.close().await;
-    assert_eq!(result.calls.len(), 3);
+    assert_eq!(result.calls.len(), 4);
     assert_eq!(code(send(&setup, &format!("/sessions/s1{chat}"), &[]).await).await, "404 no_such_session");
-    assert_eq!(setup.mock.asked().len(), 3);
+    assert_eq!(setup.mock.asked().len(), 4);
 }
 
 #[tokio::test]
@@ -61,6 +65,7 @@ async fn stand_alone_the_path_beats_the_key_which_beats_the_header_which_beats_a
         ("/sessions/by-path/v1/chat/completions", vec![key, header], "by-path"),
         (chat, vec![key, header], "by.key"),
         (chat, vec![header], "by-header"),
+        ("/sessions/sk-lego-by.key.secret/v1/chat/completions", vec![], "by.key"),
     ] {
         text(send(&setup, path, &headers).await).await;
         let calls = setup.sink.calls(setup.sink.count()).await;
@@ -68,9 +73,9 @@ async fn stand_alone_the_path_beats_the_key_which_beats_the_header_which_beats_a
     }
     text(send(&setup, chat, &[("authorization", "Bearer anything")]).await).await;
     text(send(&setup, chat, &[]).await).await;
-    let calls = setup.sink.calls(5).await;
-    assert!(calls[3].session_id.as_str().starts_with("derived-"));
-    assert_eq!(calls[3].session_id, calls[4].session_id);
+    let calls = setup.sink.calls(6).await;
+    assert!(calls[4].session_id.as_str().starts_with("derived-"));
+    assert_eq!(calls[4].session_id, calls[5].session_id);
     assert_eq!(calls[2].harness_conversation_id.as_deref(), Some("by-header"));
     assert_eq!(code(send(&setup, chat, &[("x-session-id", "a/b")]).await).await, "400 bad_session_id");
 }

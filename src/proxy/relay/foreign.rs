@@ -25,7 +25,8 @@ impl Relay {
         }
         let fed = self.recorder.event(&event.name, &data).fed;
         if fed.has_error {
-            let error = ApiError::from_upstream(502, &data, &self.recorder.route().upstream.name());
+            let upstream = &self.recorder.route().upstream;
+            let error = ApiError::from_upstream(502, &upstream.without_key(data), &upstream.name());
             return self.fail(CallStatus::UpstreamError, error).await;
         }
         let mut pieces = Vec::new();
@@ -105,5 +106,28 @@ impl Relay {
             self.ready.extend_from_slice(&bytes);
         }
         self.face.keep(&self.inner.responses);
+    }
+
+    /// An event that changes nothing: clients that reset their patience by events stay.
+    pub(super) fn keep_alive(&mut self) {
+        if let Some(events) = self.face.keep_alive() {
+            for bytes in events {
+                self.ready.extend_from_slice(&bytes);
+            }
+            return;
+        }
+        let reply = self.recorder.reply();
+        let id = reply.id.clone().unwrap_or_else(|| format!("chatcmpl-{}", self.recorder.call_id));
+        let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let created = reply.created.unwrap_or_else(|| seconds.map_or(0, |seconds| seconds.as_secs()));
+        let model = match (&self.recorder.prepared.cut.model, &reply.model) {
+            (None, Some(served)) => served,
+            _ => &self.recorder.request.model,
+        };
+        let event = serde_json::json!({
+            "id": id, "object": "chat.completion.chunk", "created": created, "model": model,
+            "choices": [{"index": 0, "delta": {}, "logprobs": null, "finish_reason": null}],
+        });
+        self.ready.extend_from_slice(format!("data: {event}\n\n").as_bytes());
     }
 }

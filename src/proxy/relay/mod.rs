@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::call::{self, Sending};
 use super::face::Face;
+use super::measures::OpenStream;
 use super::recorder::Recorder;
 use super::rejoin::Attendance;
 use super::routes::Route;
@@ -57,6 +58,9 @@ pub(super) struct Relay {
     /// The reply is not whole: after the error event the connection is broken off, since some clients take a clean end
     /// for the end of a whole reply.
     is_broken: bool,
+    /// What is ready was made of what the upstream sent last.
+    is_of_upstream: bool,
+    measured: OpenStream,
 }
 
 enum Source {
@@ -120,6 +124,8 @@ impl Relay {
     fn new(inner: Arc<Inner>, recorder: Recorder, face: Face, source: Source, abort: Stop) -> Self {
         let now = Instant::now();
         Self {
+            is_of_upstream: false,
+            measured: inner.measures.stream(),
             inner,
             recorder,
             face,
@@ -157,6 +163,10 @@ impl Relay {
             if !self.ready.is_empty() {
                 self.given();
                 self.last_sent = Instant::now();
+                if std::mem::take(&mut self.is_of_upstream) {
+                    self.inner.measures.added_to_reply.record(self.last_sent - self.last_received);
+                }
+                self.measured.buffered.set(self.held.len() + self.parser.pending());
                 return Some(Ok(self.ready.split().freeze()));
             }
             if self.is_over {
@@ -177,8 +187,15 @@ impl Relay {
                     let (status, error) = whole::no_reply(&error);
                     self.fail(status, error).await;
                 }
-                Step::Piece(piece) => self.piece(&piece).await,
-                Step::Whole(Ok(body)) => self.destream(&body).await,
+                Step::Piece(piece) => {
+                    self.is_of_upstream = true;
+                    self.piece(&piece).await;
+                    self.measured.buffered.set(self.held.len() + self.parser.pending() + self.ready.len());
+                }
+                Step::Whole(Ok(body)) => {
+                    self.is_of_upstream = true;
+                    self.destream(&body).await;
+                }
                 Step::Whole(Err(bad)) => self.fail(bad.status, bad.error).await,
                 Step::End(error) => self.end(error).await,
                 Step::HoldIsOver => self.release(false).await,
@@ -325,6 +342,15 @@ impl Relay {
 
     /// What the client gets of an event: all but what lego caused.
     fn own(&mut self, event: &Event) -> Bytes {
+        let own = self.less_cut(event);
+        // An upstream's error may quote the key that it was sent.
+        if self.recorder.reply().error.is_some() {
+            return self.recorder.route().upstream.without_key(own);
+        }
+        own
+    }
+
+    fn less_cut(&mut self, event: &Event) -> Bytes {
         let wanted = &self.recorder.prepared.cut;
         let data = event.data();
         if wanted.is_nothing() || !event.has_data() || data.as_ref() == b"[DONE]" {
@@ -451,29 +477,6 @@ impl Relay {
         self.source = Source::Ended;
         self.is_over = true;
         self.is_broken = true;
-    }
-
-    /// An event that changes nothing: clients that reset their patience by events stay.
-    fn keep_alive(&mut self) {
-        if let Some(events) = self.face.keep_alive() {
-            for bytes in events {
-                self.ready.extend_from_slice(&bytes);
-            }
-            return;
-        }
-        let reply = self.recorder.reply();
-        let id = reply.id.clone().unwrap_or_else(|| format!("chatcmpl-{}", self.recorder.call_id));
-        let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let created = reply.created.unwrap_or_else(|| seconds.map_or(0, |seconds| seconds.as_secs()));
-        let model = match (&self.recorder.prepared.cut.model, &reply.model) {
-            (None, Some(served)) => served,
-            _ => &self.recorder.request.model,
-        };
-        let event = serde_json::json!({
-            "id": id, "object": "chat.completion.chunk", "created": created, "model": model,
-            "choices": [{"index": 0, "delta": {}, "logprobs": null, "finish_reason": null}],
-        });
-        self.ready.extend_from_slice(format!("data: {event}\n\n").as_bytes());
     }
 }
 

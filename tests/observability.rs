@@ -63,7 +63,7 @@ impl Lego {
             .spawn()
             .expect("lego runs");
         let stderr = child.stderr.take().expect("piped");
-        let (sender, lines) = mpsc::channel();
+        let (sender, lines) = mpsc::sync_channel(256);
         let reading = std::thread::spawn(move || {
             let mut all = String::new();
             for line in BufReader::new(stderr).lines() {
@@ -71,7 +71,7 @@ impl Lego {
                 all.push_str(&line);
                 all.push('\n');
                 // After the start nobody waits for lines any more.
-                let _ = sender.send(line);
+                let _ = sender.try_send(line);
             }
             all
         });

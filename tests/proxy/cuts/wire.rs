@@ -189,8 +189,11 @@ async fn answer(
     } else {
         format!("content-length: {}", body.len())
     };
+    // What breaks after its last byte must not be taken for a connection that the next request can use.
+    let connection = if how == "broken" { "connection: close\r\n" } else { "" };
     let mut first =
-        format!("HTTP/1.1 {} X\r\ncontent-type: {kind}\r\n{framing}\r\n\r\n", reply.status).into_bytes();
+        format!("HTTP/1.1 {} X\r\ncontent-type: {kind}\r\n{connection}{framing}\r\n\r\n", reply.status)
+            .into_bytes();
     let push = |out: &mut Vec<u8>, piece: &[u8], promised: usize| {
         if !is_chunked {
             return out.extend_from_slice(piece);

@@ -130,4 +130,21 @@ impl Relay {
         });
         self.ready.extend_from_slice(format!("data: {event}\n\n").as_bytes());
     }
+
+    /// The event without what lego caused in it.
+    pub(super) fn less_cut(&mut self, event: &Event) -> Bytes {
+        let wanted = &self.recorder.prepared.cut;
+        let data = event.data();
+        if wanted.is_nothing() || !event.has_data() || data.as_ref() == b"[DONE]" {
+            return event.raw.clone();
+        }
+        match chat::cut(&data, wanted) {
+            Ok(cut) if cut.is_dropped => Bytes::new(),
+            Ok(cut) => event.edited(&cut.edits),
+            Err(error) => {
+                self.recorder.unreadable(error.to_string());
+                event.raw.clone()
+            }
+        }
+    }
 }

@@ -20,7 +20,6 @@ use super::routes::Route;
 use super::stop::Stop;
 use super::whole::BadBody;
 use super::{Inner, whole};
-use crate::protocol::chat;
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::sse::{Event, Parser};
 use crate::record::{CallId, CallStatus, ClientApi};
@@ -348,22 +347,6 @@ impl Relay {
             return self.recorder.route().upstream.without_key(own);
         }
         own
-    }
-
-    fn less_cut(&mut self, event: &Event) -> Bytes {
-        let wanted = &self.recorder.prepared.cut;
-        let data = event.data();
-        if wanted.is_nothing() || !event.has_data() || data.as_ref() == b"[DONE]" {
-            return event.raw.clone();
-        }
-        match chat::cut(&data, wanted) {
-            Ok(cut) if cut.is_dropped => Bytes::new(),
-            Ok(cut) => event.edited(&cut.edits),
-            Err(error) => {
-                self.recorder.unreadable(error.to_string());
-                event.raw.clone()
-            }
-        }
     }
 
     /// What is left of an event in which the stream ended is no event: clients discard it, and so does the record.

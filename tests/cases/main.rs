@@ -11,4 +11,6 @@ mod speech;
 mod group_a;
 mod group_a_broken;
 mod group_a_calls;
+mod group_b;
+mod group_b_replies;
 mod support;

@@ -13,4 +13,7 @@ mod group_a_broken;
 mod group_a_calls;
 mod group_b;
 mod group_b_replies;
+mod group_c;
+mod group_c_routing;
+mod group_c_turns;
 mod support;

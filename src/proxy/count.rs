@@ -50,7 +50,7 @@ async fn count(
         return ask(inner, &route, "/messages/count_tokens", headers, of_model(body, model)).await;
     }
     let told = face::without_volatile(inner, &route, api, &body);
-    let asked = messages::count_request(told.as_ref().unwrap_or(&body))?;
+    let asked = face::as_configured(inner, messages::count_request(told.as_ref().unwrap_or(&body))?)?;
     let told = ask(inner, &route, "/../tokenize", headers, of_model(asked, model)).await?;
     messages::count_reply(&told).map_err(|error| {
         ApiError::new(

@@ -1,6 +1,6 @@
 //! Group B, requests: Messages and Responses in front of a chat upstream, and of a server of Messages.
 
-use lego::config::Relay;
+use lego::config::{Relay, ReplayedReasoning};
 use lego::proxy::ProxyOptions;
 use lego::record::{CallStatus, UpstreamKind};
 use serde_json::{Value, json};
@@ -85,15 +85,41 @@ async fn b01_thinking_and_its_signature_come_back_whole_or_not_at_all() {
 
 #[tokio::test]
 async fn b02_thinking_is_never_what_the_assistant_said() {
-    let history = json!([
+    let said = json!([
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "secret", "signature": "x"}, {"type": "text", "text": "hi"}, tool_use("a")]},
         {"role": "user", "content": [result("a", json!("r"))]}
     ]);
-    let turns = sent(history).await;
-    assert_eq!((&turns[1]["content"], &turns[1]["reasoning_content"]), (&json!("hi"), &json!("secret")));
-    assert_eq!(turns[1]["tool_calls"].as_array().expect("calls").len(), 1);
-    assert!(turns.iter().all(|turn| !turn["content"].to_string().contains("secret")));
+    let items = json!([
+        {"type": "message", "role": "user", "content": "q"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "secret"}], "summary": []},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]},
+        {"type": "function_call", "call_id": "a", "name": "view", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": "r"}
+    ]);
+    let (mut spoken, mut responded) = (messages(false), crate::speech::responses(false));
+    spoken["messages"] = said;
+    responded["input"] = items;
+    for choice in [ReplayedReasoning::Keep, ReplayedReasoning::Drop] {
+        let mut options = ProxyOptions::stand_alone();
+        options.replayed_reasoning = choice;
+        let setup = Setup::with(options, UpstreamKind::Vllm, Script::default()).await;
+        for (route, body) in [("messages", &spoken), ("responses", &responded)] {
+            assert_eq!(post(&url(&setup, route), body).await.status(), 200);
+            let asked = setup.mock.asked().pop().expect("asked").json();
+            let turns = asked["messages"].as_array().expect("messages");
+            let turn = turns.iter().find(|turn| turn["role"] == "assistant").expect("a turn");
+            assert_eq!(turn["content"], "hi");
+            assert_eq!(turn["tool_calls"].as_array().expect("calls").len(), 1);
+            let kept = (choice == ReplayedReasoning::Keep).then(|| json!("secret"));
+            assert_eq!(turn.get("reasoning_content").cloned(), kept, "{route}");
+            assert_eq!(asked.to_string().matches("secret").count(), usize::from(kept.is_some()), "{route}");
+        }
+        // What is counted is what would be sent.
+        let count = format!("{}/count_tokens", url(&setup, "messages"));
+        assert_eq!(post(&count, &spoken).await.status(), 200);
+        assert_eq!(setup.mock.tokenized()[0]["messages"], setup.mock.asked()[0].json()["messages"]);
+    }
 }
 
 #[tokio::test]

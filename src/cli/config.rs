@@ -76,6 +76,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             for note in config.notes(Use::Train).into_iter().filter(|note| note.was_set) {
                 println!("note: {note}");
             }
+            for stray in config.stray_variables() {
+                println!("note: {stray}");
+            }
             let keys = config.servers().into_iter().filter_map(|server| config.server_key(&server).err());
             for error in
                 keys.chain([config.client_token().err(), config.admin_token().err()].into_iter().flatten())

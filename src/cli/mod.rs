@@ -111,6 +111,13 @@ pub fn message(error: &anyhow::Error) -> String {
     text
 }
 
+/// `LEGO_…` variables that nothing reads are most likely misspelt.
+fn warn_of_stray_variables(config: &crate::config::Config) {
+    for stray in config.stray_variables() {
+        eprintln!("warning: {stray}");
+    }
+}
+
 /// A token that the first Ctrl-C (or SIGTERM) cancels; the second ends the process at once.
 #[must_use]
 pub fn stop_on_signal() -> tokio_util::sync::CancellationToken {

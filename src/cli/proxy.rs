@@ -40,6 +40,7 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<()> {
     let config = load(args)?;
     config.refuse_unsupported(Use::Proxy)?;
+    super::warn_of_stray_variables(&config);
     let observability = &config.training.observability;
     crate::telemetry::configure(observability.log_level.as_str(), observability.log_json);
     super::block_on(serve(&config)).context("lego proxy")
@@ -88,9 +89,9 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     let mode = Mode::StandAlone { sampling, model_map: settings.model_map.clone() };
     let mut options = ProxyOptions::from_config(settings, mode, client_token);
     options.render_metrics = Some(Arc::new(move || page.render()));
-    let mut answers: Vec<String> = default.iter().map(|upstream| upstream.name()).collect();
+    let mut answers: Vec<String> = default.iter().map(|upstream| upstream.place()).collect();
     answers.extend(
-        routes.iter().map(|route| format!("{} ({})", route.upstream.name(), route.models.join(", "))),
+        routes.iter().map(|route| format!("{} ({})", route.upstream.place(), route.models.join(", "))),
     );
     let proxy = Proxy::with_routes(options, Arc::clone(&writer) as _, default, routes);
     eprintln!(

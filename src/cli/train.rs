@@ -104,6 +104,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 /// Runs the training and prints its report.
 pub fn start(config: Config, args: RunArgs) -> anyhow::Result<()> {
     config.refuse_unsupported(Use::Train)?;
+    super::warn_of_stray_variables(&config);
     let observability = &config.training.observability;
     crate::telemetry::configure(observability.log_level.as_str(), observability.log_json);
     let options = TrainOptions {

@@ -54,10 +54,12 @@ impl Problems<'_> {
 
     fn proxy(&mut self) {
         let proxy = &self.config.proxy;
-        let is_loopback = proxy.listen_host == "localhost"
-            || proxy.listen_host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+        let bare = proxy.listen_host.trim_start_matches('[').trim_end_matches(']');
+        let address = bare.parse::<IpAddr>().ok();
+        let is_loopback =
+            proxy.listen_host == "localhost" || address.is_some_and(|address| address.is_loopback());
         self.require(
-            proxy.listen_host == "localhost" || proxy.listen_host.parse::<IpAddr>().is_ok(),
+            proxy.listen_host == "localhost" || address.is_some(),
             "proxy.listen_host",
             "not an IP address",
             "Set it to 127.0.0.1, or to an address of this machine.",

@@ -58,7 +58,7 @@ names the file, the key, the value and the remedy, before anything starts.
 - Secrets come from the environment only: keys that end in `_env` name a variable, and `${VAR}` inside any text
   is replaced by the variable's value. What came from `${VAR}` is never printed or stored.
 - `LEGO_RL_SANDBOX_IMAGE` overrides `sandbox.image`; `LEGO_RL_LOG_DIR` overrides
-  `training.observability.log_dir`.
+  `training.observability.log_dir`. Other variables `LEGO_…` that nothing reads are warned of.
 - `[policy]` in `train.toml` overrides the upstream of `proxy_config.json`; `lego config show` says so.
 - `group_size` (trials a task) divides `batch_size` (trials an optimizer step), which divides
   `rollout_batch_size` (trials a policy version).

@@ -23,6 +23,13 @@ impl Environment {
     }
 }
 
+impl Environment {
+    /// Names of the variables that are set and begin so.
+    pub(super) fn names_with(&self, prefix: &str) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str).filter(move |name| name.starts_with(prefix))
+    }
+}
+
 impl FromIterator<(String, String)> for Environment {
     fn from_iter<I: IntoIterator<Item = (String, String)>>(variables: I) -> Self {
         Self(variables.into_iter().collect())

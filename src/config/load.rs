@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::layers::{Layers, at, insert, one_or_several};
-use super::read::read;
+use super::read::{nearest, read};
 use super::schema::{ANY_NAME, Schema};
 use super::{ConfigError, Environment, Harness, Policy, Proxy, Sandbox, Secret, Training};
 
@@ -350,6 +350,32 @@ impl Config {
             let (asked, own) = (self.shown(key), other.shown(key));
             (asked != own).then(|| format!("{flag} {asked} was given, and the run has {key} = {own}"))
         })
+    }
+
+    /// Variables `LEGO_…` that are set although neither lego nor these files read them, each with the name that was
+    /// most likely meant.
+    #[must_use]
+    pub fn stray_variables(&self) -> Vec<String> {
+        let overrides = OVERRIDES.map(|(variable, _)| variable);
+        // Cargo sets what build.rs told the compiler for what it runs, too.
+        let built = "LEGO_GIT_COMMIT";
+        // Both a name that a key `…_env` has, and one in a text.
+        let shown: String = self.layers.shown.values().map(Value::to_string).collect();
+        let is_read = |name: &str| {
+            name == built
+                || overrides.contains(&name)
+                || shown.contains(&format!("\"{name}\""))
+                || shown.contains(&format!("${{{name}}}"))
+        };
+        let strays = self.environment.names_with("LEGO_").filter(|name| !is_read(name));
+        let say = |name: &str| {
+            let meant = nearest(name, overrides.into_iter()).map(|meant| format!(" Did you mean {meant}?"));
+            format!(
+                "the environment variable {name} is set, and nothing reads it.{}",
+                meant.unwrap_or_default()
+            )
+        };
+        strays.map(say).collect()
     }
 
     /// The token that clients must send, from the variable that `proxy.client_token_env` names.

@@ -43,6 +43,8 @@ pub struct Proxy {
     pub history_rewrite_tolerance: bool,
     /// What becomes of system messages within a conversation of Messages or Responses (Claude Code and Codex send them).
     pub inline_system: InlineSystem,
+    /// What becomes of the reasoning of earlier turns that a client of Messages or Responses says back.
+    pub replayed_reasoning: ReplayedReasoning,
     /// Bytes of a reply that may wait for a slow harness before lego stops reading from the upstream.
     pub stream_buffer_size: usize,
     /// Folder of the capture: one writer at a time.
@@ -128,6 +130,7 @@ impl Default for Proxy {
             routing_top_k: None,
             history_rewrite_tolerance: true,
             inline_system: InlineSystem::Keep,
+            replayed_reasoning: ReplayedReasoning::Keep,
             stream_buffer_size: 65536,
             capture_dir: PathBuf::from("./captures"),
             probe_upstream: true,
@@ -223,6 +226,17 @@ pub enum InlineSystem {
     Keep,
     /// They are said by the user: for chat templates that take a system message only at the beginning.
     User,
+}
+
+/// The reasoning of earlier turns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ReplayedReasoning {
+    /// It goes upstream as `reasoning_content` of its turn; the chat template says what of it the model sees.
+    #[default]
+    Keep,
+    /// It is left out: for servers that refuse that member.
+    Drop,
 }
 
 /// How a reply is passed on.

@@ -11,11 +11,11 @@ use axum::routing::{MethodRouter, post};
 use bytes::Bytes;
 use http::header::{self, HeaderMap};
 use http::{Method, StatusCode, Uri};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument as _;
 
+use super::body::read_body;
 use super::face::{self, Face, Incoming};
 use super::limits::{Places, Refused};
 use super::recorder::{Recorder, Wire};
@@ -474,21 +474,5 @@ async fn sleep(duration: Option<Duration>) {
     match duration {
         Some(duration) => tokio::time::sleep(duration).await,
         None => std::future::pending().await,
-    }
-}
-
-pub(super) async fn read_body(body: Body, limit: usize) -> Result<Bytes, ApiError> {
-    match Limited::new(body, limit).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => {
-            let message = format!(
-                "the request body is longer than {limit} bytes; raise proxy.max_body_bytes if it should pass"
-            );
-            Err(ApiError::new(413, ErrorType::InvalidRequest, "request_too_large", message))
-        }
-        Err(error) => {
-            let message = format!("the request body broke off: {error}");
-            Err(ApiError::new(400, ErrorType::InvalidRequest, "bad_request", message))
-        }
     }
 }

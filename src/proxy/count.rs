@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
 use super::routes::Route;
 use super::stop::Stop;
-use super::{Inner, Shared, call, face, identify, reply, whole};
+use super::{Inner, Shared, body, face, identify, reply, whole};
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::{json, messages};
 use crate::record::{ClientApi, UpstreamKind};
@@ -41,7 +41,7 @@ async fn count(
 ) -> Result<Bytes, ApiError> {
     let inner = &shared.inner;
     let trainers = identify::trainers(inner, &shared.door, session, headers)?;
-    let body = call::read_body(body, inner.options.max_body_bytes).await?;
+    let body = body::read_body(body, inner.options.max_body_bytes).await?;
     let api = ClientApi::AnthropicMessages;
     let asked = face::asked_model(&body);
     let route = inner.routes.find(inner, api, asked.as_deref(), trainers.as_deref())?;
@@ -50,7 +50,7 @@ async fn count(
         return ask(inner, &route, "/messages/count_tokens", headers, of_model(body, model)).await;
     }
     let told = face::without_volatile(inner, &route, api, &body);
-    let asked = messages::count_request(told.as_ref().unwrap_or(&body))?;
+    let asked = face::as_configured(inner, messages::count_request(told.as_ref().unwrap_or(&body))?)?;
     let told = ask(inner, &route, "/../tokenize", headers, of_model(asked, model)).await?;
     messages::count_reply(&told).map_err(|error| {
         ApiError::new(

@@ -7,9 +7,10 @@ use serde::Deserialize;
 use super::responses::Responses;
 use super::routes::Route;
 use super::{Inner, reply};
-use crate::config::InlineSystem;
+use crate::config::{InlineSystem, ReplayedReasoning};
 use crate::protocol::chat::{self, Request};
 use crate::protocol::error::{ApiError, ErrorType};
+use crate::protocol::json;
 use crate::protocol::translate::{Piece, ReplyNames, ReplyWriter, Translation};
 use crate::protocol::volatile::Shape;
 use crate::protocol::{completions, messages, responses};
@@ -56,11 +57,10 @@ impl Incoming {
             _ => None,
         };
         let translated = match translated {
-            Some(Translation { chat, reply }) if inner.options.inline_system == InlineSystem::User => {
-                let chat = chat::inline_system_as_user(&chat).map_err(|error| bad(error.to_string()))?;
-                Some(Translation { chat, reply })
+            Some(Translation { chat, reply }) => {
+                Some(Translation { chat: as_configured(inner, chat)?, reply })
             }
-            translated => translated,
+            None => None,
         };
         let request = match (&translated, api) {
             (Some(Translation { chat, .. }), _) => Request::parse(chat.clone()),
@@ -78,6 +78,20 @@ impl Incoming {
         };
         Ok(Self { body, request, face: Face { api, upstream_api, writer } })
     }
+}
+
+/// A translated request, with what the configuration makes of its parts.
+pub(super) fn as_configured(inner: &Inner, mut chat: Bytes) -> Result<Bytes, ApiError> {
+    let bad = |error: json::ScanError| {
+        ApiError::new(400, ErrorType::InvalidRequest, "bad_request", error.to_string())
+    };
+    if inner.options.inline_system == InlineSystem::User {
+        chat = chat::inline_system_as_user(&chat).map_err(bad)?;
+    }
+    if inner.options.replayed_reasoning == ReplayedReasoning::Drop {
+        chat = chat::without_reasoning(&chat).map_err(bad)?;
+    }
+    Ok(chat)
 }
 
 impl Face {

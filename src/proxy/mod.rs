@@ -19,6 +19,7 @@
 //! - The upstream's key is in no reply, record, error or log line.
 
 mod admin;
+mod body;
 mod call;
 mod columns;
 mod count;

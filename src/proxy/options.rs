@@ -45,6 +45,8 @@ pub struct ProxyOptions {
     pub probes_upstream: bool,
     /// Who says the system messages within a translated conversation.
     pub inline_system: config::InlineSystem,
+    /// What becomes of the reasoning of earlier turns in translated requests.
+    pub replayed_reasoning: config::ReplayedReasoning,
     /// False: a call that rewrites its session's history is answered with 409.
     pub history_rewrite_tolerance: bool,
     /// Most bytes of a reply held at once: what is taken from the upstream for one write to the client, and what is
@@ -89,6 +91,7 @@ impl ProxyOptions {
             relay: config.relay,
             probes_upstream: config.probe_upstream,
             inline_system: config.inline_system,
+            replayed_reasoning: config.replayed_reasoning,
             history_rewrite_tolerance: config.history_rewrite_tolerance,
             stream_buffer_bytes: config.stream_buffer_size,
             commit_wait: config.commit_wait(),

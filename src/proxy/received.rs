@@ -1,6 +1,6 @@
 //! The copy of a reply, read in the upstream's protocol.
 
-use crate::protocol::chat::{Fed, Reply, ReplyError};
+use crate::protocol::chat::{Fed, Reply, ReplyError, ReplyUsage};
 use crate::protocol::messages::{Assembled, Assembler};
 use crate::record::ClientApi;
 
@@ -28,17 +28,37 @@ impl Received {
 
     /// Adds a stream's event.
     pub(super) fn event(&mut self, name: &str, data: &[u8]) -> Result<Assembled, ReplyError> {
-        match self {
+        let before = self.so_far().usage;
+        let read = match self {
             Self::Chat(reply) => reply.feed(data).map(chat_event),
             Self::Messages(assembler) => assembler.event(name, data),
-        }
+        };
+        self.doubt_usage(before);
+        read
     }
 
     /// Adds a whole body.
     pub(super) fn body(&mut self, body: &[u8]) -> Result<Assembled, ReplyError> {
-        match self {
+        let read = match self {
             Self::Chat(reply) => reply.feed(body).map(chat_event),
             Self::Messages(assembler) => assembler.body(body),
+        };
+        self.doubt_usage(None);
+        read
+    }
+
+    /// More cached tokens than there were: recorded as it was said, and as 0 new ones where a client's protocol tells
+    /// them apart.
+    fn doubt_usage(&self, before: Option<ReplyUsage>) {
+        let told = self.so_far().usage.filter(|usage| Some(*usage) != before);
+        if let Some(ReplyUsage { prompt_tokens, cached_tokens: Some(cached), .. }) = told
+            && cached > prompt_tokens
+        {
+            tracing::warn!(
+                prompt_tokens,
+                cached,
+                "the upstream reports more cached tokens than the prompt has"
+            );
         }
     }
 }

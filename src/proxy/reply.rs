@@ -48,11 +48,16 @@ pub(super) fn error_body(api: ClientApi, error: &ApiError) -> Bytes {
 
 /// The protocol that a path belongs to, for errors before the request is read.
 pub(super) fn api_of(path: &str) -> ClientApi {
-    match path.rsplit("/v1/").next() {
-        Some("messages" | "messages/count_tokens") => ClientApi::AnthropicMessages,
-        Some("responses") => ClientApi::OpenaiResponses,
-        Some("completions") => ClientApi::OpenaiCompletions,
-        _ => ClientApi::OpenaiChat,
+    // By its end: a client whose base URL is wrong is told so in its own protocol.
+    let ends = |route: &str| path.trim_end_matches('/').ends_with(route);
+    if ends("/messages") || ends("/messages/count_tokens") {
+        ClientApi::AnthropicMessages
+    } else if ends("/responses") {
+        ClientApi::OpenaiResponses
+    } else if ends("/completions") && !ends("/chat/completions") {
+        ClientApi::OpenaiCompletions
+    } else {
+        ClientApi::OpenaiChat
     }
 }
 

@@ -256,7 +256,9 @@ async fn settle(
         }
         recorder.outcome()
     } else if status.is_success() {
-        let why = "the upstream compressed its reply although it was asked not to".to_owned();
+        let why =
+            "the upstream compressed its reply, which it was asked not to, in a way that is not known here"
+                .to_owned();
         if face.writer.is_some() {
             broken = Some(ApiError::new(502, ErrorType::Upstream, "upstream_unreadable", why.clone()));
         }

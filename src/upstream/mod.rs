@@ -14,6 +14,7 @@
 //! - A request body is edited, never re-serialised: keys that lego does not set keep their bytes and order.
 //! - Dropping a reply's body closes its connection, which makes engines abort the request.
 
+mod body;
 mod capabilities;
 mod connect;
 pub mod dialect;
@@ -24,13 +25,15 @@ mod probe;
 pub mod routing;
 pub mod sglang_generate;
 mod transport;
+mod unpack;
 mod url;
 
+pub use body::{BodyError, UpstreamBody};
 pub use capabilities::{Capabilities, IdsChannel, probe_body};
 pub use connect::ConnectError;
 pub use headers::{forward_reply_headers, forward_request_headers};
 pub use probe::ProbeExchange;
-pub use transport::{BodyError, Timeouts, Upstream, UpstreamBody, UpstreamError, UpstreamReply};
+pub use transport::{Timeouts, Upstream, UpstreamError, UpstreamReply};
 pub use url::{BaseUrl, InvalidUrl};
 
 #[cfg(test)]

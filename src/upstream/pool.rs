@@ -5,6 +5,7 @@
 //! one read of the socket gave come out as one piece: with many streams that is several times less work a token.
 
 use std::future::Future;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -136,7 +137,17 @@ impl Pool {
     }
 
     async fn connect(&self) -> Result<Connection, PoolError> {
-        let connecting = TcpStream::connect((self.host.as_str(), self.port));
+        let connecting = async {
+            // A server on this machine listens on one of the two, and the system's table may name the other only.
+            if self.host.eq_ignore_ascii_case("localhost") {
+                let addresses = [
+                    SocketAddr::from((Ipv4Addr::LOCALHOST, self.port)),
+                    SocketAddr::from((Ipv6Addr::LOCALHOST, self.port)),
+                ];
+                return TcpStream::connect(&addresses[..]).await;
+            }
+            TcpStream::connect((self.host.as_str(), self.port)).await
+        };
         let stream = tokio::time::timeout(self.connect_timeout, connecting)
             .await
             .map_err(|_| PoolError::ConnectTimeout(self.connect_timeout))?

@@ -1,24 +1,22 @@
-//! The ways to an upstream, and the reply's head and body.
+//! The ways to an upstream, and the reply's head.
 
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, Request, StatusCode, Uri};
-use http_body::Body;
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full};
+use http_body_util::Full;
 use tower::ServiceExt;
 
+use super::body::UpstreamBody;
 use super::headers::forward_request_headers;
 use super::key::{self, ApiKey};
-use super::pool::{Pool, PoolError, PooledBody};
+use super::pool::{Pool, PoolError};
 use super::probe::ProbeState;
 use super::routing::RoutingHint;
+use super::unpack::Unpacker;
 use super::url::{BaseUrl, InvalidUrl, below};
 use crate::record::UpstreamKind;
 
@@ -72,59 +70,12 @@ impl UpstreamError {
     }
 }
 
-/// A reply that broke off. The words are ones by which clients that read messages know to try again.
-#[derive(Debug, thiserror::Error)]
-#[error("connection error: the upstream's reply broke off: {0}")]
-pub struct BodyError(String);
-
 /// Head and body of a reply.
 #[derive(Debug)]
 pub struct UpstreamReply {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub body: UpstreamBody,
-}
-
-/// The body of a reply. Dropping it before its end aborts the request upstream.
-#[derive(Debug)]
-pub struct UpstreamBody(Source);
-
-#[derive(Debug)]
-enum Source {
-    Pooled(Box<PooledBody>),
-    Other(UnsyncBoxBody<Bytes, BodyError>),
-}
-
-impl UpstreamBody {
-    fn other<B, E>(body: B) -> Self
-    where
-        B: Body<Data = Bytes, Error = E> + Send + 'static,
-        E: std::fmt::Display,
-    {
-        Self(Source::Other(body.map_err(|error| BodyError(error.to_string())).boxed_unsync()))
-    }
-
-    /// The next bytes, up to about `max` of them joined; `None` at the end. Nothing is read ahead of this call.
-    pub async fn next(&mut self, max: usize) -> Option<Result<Bytes, BodyError>> {
-        std::future::poll_fn(|cx| self.poll_next(cx, max)).await
-    }
-
-    fn poll_next(&mut self, cx: &mut Context<'_>, max: usize) -> Poll<Option<Result<Bytes, BodyError>>> {
-        match &mut self.0 {
-            Source::Pooled(body) => {
-                body.poll_piece(cx, max).map_err(|error: PoolError| BodyError(error.to_string()))
-            }
-            Source::Other(body) => loop {
-                let frame = std::task::ready!(Pin::new(&mut *body).poll_frame(cx));
-                match frame.map(|frame| frame.map(http_body::Frame::into_data)) {
-                    None => return Poll::Ready(None),
-                    Some(Err(error)) => return Poll::Ready(Some(Err(error))),
-                    Some(Ok(Ok(data))) => return Poll::Ready(Some(Ok(data))),
-                    Some(Ok(Err(_trailers))) => {}
-                }
-            },
-        }
-    }
 }
 
 /// What answers model calls.
@@ -177,8 +128,7 @@ impl Upstream {
         let base = BaseUrl::parse(base_url)?;
         let key = key.map(|key| ApiKey::new(kind, key)).transpose()?;
         let authorities = authorities.map(certificates).transpose()?.unwrap_or_default();
-        let has_proxy = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let transport = if base.is_https() || goes_through_proxy(&base, has_proxy) {
+        let transport = if base.is_https() || proxy_variable(&base, is_set).is_some() {
             // A provider may have been installed already: any will do.
             let _ = rustls::crypto::ring::default_provider().install_default();
             let mut builder = reqwest::Client::builder()
@@ -275,6 +225,19 @@ impl Upstream {
         }
     }
 
+    /// Where it is and how it is reached, for people.
+    #[must_use]
+    pub fn place(&self) -> String {
+        match &self.transport {
+            Transport::Http { base, .. } => format!("{base} directly"),
+            Transport::Reqwest { base, .. } => match proxy_variable(base, is_set) {
+                Some(name) => format!("{base} through the proxy of {name}, unless NO_PROXY names the host"),
+                None => format!("{base} directly"),
+            },
+            Transport::InProcess(_) => self.name(),
+        }
+    }
+
     /// `text` with the upstream's key blacked out, should the upstream have repeated it.
     #[must_use]
     pub fn without_key(&self, text: Bytes) -> Bytes {
@@ -300,7 +263,11 @@ impl Upstream {
         let limit = self.timeouts.first_byte;
         let exchange = self.exchange(method, route, query, client_headers, body);
         match tokio::time::timeout(limit, exchange).await {
-            Ok(result) => result,
+            Ok(Ok(UpstreamReply { status, mut headers, body })) => {
+                let body = body.unpacked(Unpacker::of(&mut headers));
+                Ok(UpstreamReply { status, headers, body })
+            }
+            Ok(Err(error)) => Err(error),
             Err(_) => Err(UpstreamError::FirstByteTimeout { upstream: self.name(), limit }),
         }
     }
@@ -338,7 +305,7 @@ impl Upstream {
                     _ => unreachable(error.to_string()),
                 })?;
                 let (head, body) = response.into_parts();
-                let body = UpstreamBody(Source::Pooled(Box::new(body)));
+                let body = UpstreamBody::pooled(body);
                 Ok(UpstreamReply { status: head.status, headers: head.headers, body })
             }
             Transport::Reqwest { base, client } => {
@@ -383,10 +350,16 @@ fn certificates(pem: &[u8]) -> Result<Vec<reqwest::Certificate>, UpstreamError> 
     Ok(certificates)
 }
 
-/// Plain http to a host that is not this machine honours the environment's proxies, which `reqwest` knows.
-fn goes_through_proxy(base: &BaseUrl, is_set: impl Fn(&str) -> bool) -> bool {
-    let names = ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"];
-    !base.is_loopback() && names.into_iter().any(is_set)
+/// The first of the environment's proxies that holds for this URL: never one for this machine. `reqwest` reads them.
+fn proxy_variable(base: &BaseUrl, is_set: impl Fn(&str) -> bool) -> Option<&'static str> {
+    let of_scheme =
+        if base.is_https() { ["HTTPS_PROXY", "https_proxy"] } else { ["HTTP_PROXY", "http_proxy"] };
+    let mut names = of_scheme.into_iter().chain(["ALL_PROXY", "all_proxy"]);
+    names.find(|name| !base.is_loopback() && is_set(name))
+}
+
+fn is_set(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| !value.is_empty())
 }
 
 /// Clients of some vendors put their key into the query.
@@ -426,7 +399,7 @@ mod tests {
     #[test]
     fn the_environments_proxies_are_for_hosted_upstreams_and_never_for_this_machine() {
         let goes = |url: &str, set: &'static str| {
-            goes_through_proxy(&BaseUrl::parse(url).expect("URL"), |name| name == set)
+            proxy_variable(&BaseUrl::parse(url).expect("URL"), |name| name == set).is_some()
         };
         for set in ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"] {
             assert!(goes("http://engine.example:8000", set), "{set}");

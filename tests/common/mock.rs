@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
@@ -18,6 +19,7 @@ use tokio::sync::{mpsc, watch};
 #[path = "mock_reply.rs"]
 mod reply;
 
+#[allow(unused_imports)]
 pub use reply::{PROMPT_IDS, Part, Script, Style, events, id_of, whole};
 
 /// A request that the mock got.
@@ -45,6 +47,10 @@ struct Shared {
     script: Mutex<Script>,
     asked: Mutex<Vec<Asked>>,
     gate: watch::Sender<bool>,
+    step: watch::Sender<usize>,
+    /// Bytes of streams that were handed to the server.
+    sent: AtomicUsize,
+    tokenized: Mutex<Vec<Value>>,
     /// Replies that were dropped before their end.
     aborted: watch::Sender<usize>,
     /// Requests whose answer began.
@@ -71,6 +77,9 @@ impl Mock {
             script: Mutex::new(script),
             asked: Mutex::default(),
             gate: watch::Sender::new(false),
+            step: watch::Sender::new(0),
+            sent: AtomicUsize::new(0),
+            tokenized: Mutex::default(),
             aborted: watch::Sender::new(0),
             started: watch::Sender::new(0),
         })
@@ -79,10 +88,8 @@ impl Mock {
     pub fn router(&self) -> Router {
         Router::new()
             .route("/v1/chat/completions", post(chat))
-            .route(
-                "/tokenize",
-                post(|| async { axum::Json(json!({"count": 17, "max_model_len": 99, "tokens": []})) }),
-            )
+            .route("/v1/messages", post(chat))
+            .route("/tokenize", post(tokenize))
             .route(
                 "/v1/models",
                 get(|| async { axum::Json(json!({"object": "list", "data": [{"id": "toy"}]})) }),
@@ -105,6 +112,21 @@ impl Mock {
 
     pub fn open_gate(&self) {
         self.shared.gate.send_replace(true);
+    }
+
+    /// Lets streams go on up to the part that waits for a later step.
+    pub fn step(&self, step: usize) {
+        self.shared.step.send_replace(step);
+    }
+
+    /// Bytes of streams that were handed to the server so far.
+    pub fn sent(&self) -> usize {
+        self.shared.sent.load(Ordering::SeqCst)
+    }
+
+    /// What `/tokenize` was asked.
+    pub fn tokenized(&self) -> Vec<Value> {
+        self.shared.tokenized.lock().expect("tokenized").clone()
     }
 
     /// Waits until `count` replies were dropped before their end.
@@ -130,6 +152,14 @@ impl Drop for Watched {
             self.shared.aborted.send_modify(|n| *n += 1);
         }
     }
+}
+
+async fn tokenize(
+    State(shared): State<Arc<Shared>>,
+    axum::Json(asked): axum::Json<Value>,
+) -> axum::Json<Value> {
+    shared.tokenized.lock().expect("tokenized").push(asked);
+    axum::Json(json!({"count": 17, "max_model_len": 99, "tokens": []}))
 }
 
 async fn chat(
@@ -168,25 +198,30 @@ async fn chat(
     } else if request["stream"] == true {
         return stream(shared, watched, &script, &request);
     } else {
-        let text = whole(&script, &request);
-        let bytes = script.spoil_body.map_or_else(|| text.clone().into_bytes(), |spoil| spoil(text.clone()));
+        let text = script.body.clone().unwrap_or_else(|| whole(&script, &request).into_bytes());
+        let bytes = match script.spoil_body {
+            Some(spoil) => spoil(String::from_utf8(text).expect("text")),
+            None => text,
+        };
         ([("content-type", "application/json")], bytes).into_response()
     };
     watched.is_over = true;
     for (name, value) in &script.headers {
-        response.headers_mut().insert(*name, value.parse().expect("header"));
+        response.headers_mut().append(*name, value.parse().expect("header"));
     }
     response
 }
 
 fn stream(shared: Arc<Shared>, watched: Watched, script: &Script, request: &Value) -> Response {
-    let mut parts: Vec<Part> = events(script, request).into_iter().map(Part::Event).collect();
+    let own = || events(script, request).into_iter().map(Part::Event).collect();
+    let mut parts: Vec<Part> = script.parts.clone().unwrap_or_else(own);
     if let Some(spoil) = script.spoil {
         parts = spoil(parts);
     }
     let (sender, receiver) = mpsc::channel::<Result<Bytes, std::io::Error>>(1);
     let bytes_per_write = script.bytes_per_write.unwrap_or(usize::MAX);
     let mut gate = shared.gate.subscribe();
+    let mut steps = shared.step.subscribe();
     tokio::spawn(async move {
         // All of it, so that it is dropped with this task.
         let mut watched = watched;
@@ -201,6 +236,13 @@ fn stream(shared: Arc<Shared>, watched: Watched, script: &Script, request: &Valu
                     }
                     continue;
                 }
+                Part::Until(step) => {
+                    tokio::select! {
+                        _ = steps.wait_for(|now| *now >= step) => {}
+                        () = sender.closed() => return,
+                    }
+                    continue;
+                }
                 Part::Cut => {
                     watched.is_over = true;
                     let _ = sender.send(Err(std::io::Error::other("cut by script"))).await;
@@ -211,6 +253,7 @@ fn stream(shared: Arc<Shared>, watched: Watched, script: &Script, request: &Valu
                 if sender.send(Ok(Bytes::copy_from_slice(piece))).await.is_err() {
                     return;
                 }
+                shared.sent.fetch_add(piece.len(), Ordering::SeqCst);
             }
         }
         watched.is_over = true;
@@ -221,7 +264,7 @@ fn stream(shared: Arc<Shared>, watched: Watched, script: &Script, request: &Valu
         .headers_mut()
         .insert("content-type", "text/event-stream; charset=utf-8".parse().expect("header"));
     for (name, value) in &script.headers {
-        response.headers_mut().insert(*name, value.parse().expect("header"));
+        response.headers_mut().append(*name, value.parse().expect("header"));
     }
     response
 }

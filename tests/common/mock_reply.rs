@@ -14,12 +14,14 @@ pub enum Style {
 }
 
 /// One part of a stream.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub enum Part {
     Event(String),
     Raw(Vec<u8>),
     /// Waits until the mock's gate is open.
     Gate,
+    /// Waits until the test has come to this step.
+    Until(usize),
     /// Breaks the connection.
     Cut,
 }
@@ -46,6 +48,10 @@ pub struct Script {
     pub refuses_logprobs: bool,
     /// Never answers.
     pub is_silent: bool,
+    /// A stream's parts, whatever was asked.
+    pub parts: Option<Vec<Part>>,
+    /// A body, whatever was asked.
+    pub body: Option<Vec<u8>>,
     /// Changes a stream's parts.
     pub spoil: Option<fn(Vec<Part>) -> Vec<Part>>,
     /// Changes a body.
@@ -69,6 +75,8 @@ impl Default for Script {
             first_errors: Vec::new(),
             refuses_logprobs: false,
             is_silent: false,
+            parts: None,
+            body: None,
             spoil: None,
             spoil_body: None,
             headers: Vec::new(),

@@ -3,6 +3,10 @@
 
 #[path = "../common/mock.rs"]
 mod mock;
+#[path = "../common/setup.rs"]
+mod setup;
+#[path = "../common/speech.rs"]
+mod speech;
 
 mod admin;
 mod bytes;
@@ -17,7 +21,6 @@ mod retries;
 mod routes;
 mod sdk;
 mod sessions;
-mod setup;
 mod shutdown;
 mod total;
 mod volatile;

@@ -1,7 +1,5 @@
 //! Harnesses of other protocols in front of a chat upstream: their replies, live, and the records behind them.
 
-use eventsource_stream::Eventsource as _;
-use futures_util::{FutureExt as _, StreamExt as _};
 use lego::protocol::chat::Reply;
 use lego::protocol::messages::Assembler;
 use lego::proxy::ProxyOptions;
@@ -11,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::mock::{Mock, Part, Script};
 use crate::setup::{Setup, broken, post, spec, text, timeouts};
+use crate::speech::{events, messages, responses};
 
 const TOOL: [(&str, f64); 6] = [
     ("<tool_call>", -0.5),
@@ -23,36 +22,6 @@ const TOOL: [(&str, f64); 6] = [
 
 fn tool_script() -> Script {
     Script { tokens: TOOL.to_vec(), has_tool_call: true, ..Script::default() }
-}
-
-fn messages(stream: bool) -> Value {
-    json!({
-        "model": "claude-x", "max_tokens": 64, "stream": stream, "system": [{"type": "text", "text": "be brief"}],
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "look", "cache_control": {"type": "ephemeral"}}]}],
-        "tools": [{"name": "view", "description": "d", "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}}}],
-        "metadata": {"user_id": "u"}
-    })
-}
-
-fn responses(stream: bool) -> Value {
-    json!({
-        "model": "gpt-x", "stream": stream, "store": false, "instructions": "be brief",
-        "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "look"}]}],
-        "tools": [{"type": "function", "name": "view", "parameters": {"type": "object"}, "strict": false}],
-        "parallel_tool_calls": true, "include": ["reasoning.encrypted_content"]
-    })
-}
-
-/// (name, data) of every event, as a parser that is not lego's reads them.
-fn events(stream: &[u8]) -> Vec<(String, Value)> {
-    let pieces = futures_util::stream::iter([Ok::<_, std::convert::Infallible>(stream)]);
-    let events = pieces.eventsource().map(|event| {
-        let event = event.expect("an event");
-        // Without a name, an event is a message.
-        let name = if event.event == "message" { String::new() } else { event.event };
-        (name, serde_json::from_str(&event.data).expect("JSON"))
-    });
-    events.collect::<Vec<_>>().now_or_never().expect("all bytes are there")
 }
 
 fn read_messages(stream: &[u8]) -> Reply {

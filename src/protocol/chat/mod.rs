@@ -10,7 +10,7 @@ mod view;
 
 pub use cut::{Cut, CutError, CutReply, Unasked, cut};
 pub use reply::{Choice, Fed, IdsFrom, Reply, ReplyError, ReplyUsage, StopMatch, VersionSpan};
-pub use request::{Request, RequestError, inline_system_as_user};
+pub use request::{Request, RequestError, inline_system_as_user, without_reasoning};
 pub use tools::ToolCall;
 
 pub(crate) use reply::error_message;

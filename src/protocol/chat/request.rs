@@ -151,6 +151,25 @@ pub fn inline_system_as_user(body: &Bytes) -> Result<Bytes, json::ScanError> {
     Ok(if edits.is_empty() { body.clone() } else { Bytes::from(json::apply(body, &edits)) })
 }
 
+/// A chat request whose earlier turns have no reasoning, for servers that refuse it.
+///
+/// # Errors
+/// [`json::ScanError`] if the body is no JSON object with a list of messages.
+pub fn without_reasoning(body: &Bytes) -> Result<Bytes, json::ScanError> {
+    let members = json::members(body, 0)?;
+    let Some(messages) = json::find(body, &members, "messages") else {
+        return Ok(body.clone());
+    };
+    let mut edits = Vec::new();
+    for message in json::elements(body, messages.value.start)? {
+        let fields = json::members(body, message.start)?;
+        json::remove_members(&fields, &mut edits, |field| {
+            ["reasoning_content", "reasoning"].iter().any(|name| field.is_named(body, name))
+        });
+    }
+    Ok(if edits.is_empty() { body.clone() } else { Bytes::from(json::apply(body, &edits)) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,5 +211,16 @@ mod tests {
         for broken in ["", "[]", r#"{"messages":3}"#, r#"{"messages":[3,4]}"#] {
             assert!(inline_system_as_user(&Bytes::from_static(broken.as_bytes())).is_err(), "{broken}");
         }
+    }
+
+    #[test]
+    fn reasoning_is_taken_out_of_every_turn_and_of_nothing_else() {
+        let body = Bytes::from_static(
+            br#"{"model":"m","messages":[{"role":"assistant","reasoning_content":"r","content":"reasoning"},{"reasoning":"r","role": "assistant"}],"reasoning":1}"#,
+        );
+        let expected = br#"{"model":"m","messages":[{"role":"assistant","content":"reasoning"},{"role": "assistant"}],"reasoning":1}"#;
+        assert_eq!(without_reasoning(&body).expect("an object"), expected.as_slice());
+        let plain = Bytes::from_static(br#"{"messages":[{"role":"user","content":"a"}]}"#);
+        assert_eq!(without_reasoning(&plain).expect("an object"), plain);
     }
 }

@@ -287,6 +287,7 @@ impl Relay {
         if self.parser.pending() > MAX_EVENT_BYTES {
             let why = format!("an event of the stream is longer than {MAX_EVENT_BYTES} bytes");
             self.recorder.unreadable(why.clone());
+            self.recorder.more_reasons.push("oversize".to_owned());
             if self.face.writer.is_some() {
                 let error = ApiError::new(502, ErrorType::Upstream, "upstream_oversize", why);
                 return self.fail(CallStatus::ParseError, error).await;

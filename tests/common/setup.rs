@@ -1,4 +1,5 @@
 //! A proxy on loopback in front of the mock, a store in memory, and a client.
+#![allow(dead_code)]
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -165,7 +166,8 @@ pub async fn broken(response: reqwest::Response) -> Bytes {
     bytes
 }
 
-async fn read(mut response: reqwest::Response) -> (Bytes, bool) {
+/// The body of a reply, and whether it ended as it should.
+pub async fn read(mut response: reqwest::Response) -> (Bytes, bool) {
     let mut bytes = Vec::new();
     loop {
         match tokio::time::timeout(PATIENCE, response.chunk()).await.expect("an end in time") {

@@ -136,7 +136,8 @@ async fn g07_labels_do_not_grow_with_what_clients_say() {
     let before = series();
     flood(100).await;
     assert_eq!(series(), before);
-    assert!(before < 100, "{before} series");
+    // Every status, reason and bucket is there from the start.
+    assert!(before < 500, "{before} series");
     let page = counters.page();
     assert!(!page.contains("flood"), "{page}");
     for line in page.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {

@@ -63,7 +63,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         .build()
         .context("cannot start the async runtime")?;
     let report = runtime.block_on(async { Agent::new(options, client)?.run().await })?;
-    println!("{}", serde_json::json!(report));
+    outln!("{}", serde_json::json!(report));
     Ok(())
 }
 

@@ -74,19 +74,19 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             let paths = files.paths()?;
             let config = Config::load(&paths, Environment::from_process())?;
             for note in config.notes(Use::Train).into_iter().filter(|note| note.was_set) {
-                println!("note: {note}");
+                outln!("note: {note}");
             }
             for stray in config.stray_variables() {
-                println!("note: {stray}");
+                outln!("note: {stray}");
             }
             let keys = config.servers().into_iter().filter_map(|server| config.server_key(&server).err());
             for error in
                 keys.chain([config.client_token().err(), config.admin_token().err()].into_iter().flatten())
             {
-                println!("note: {error}");
+                outln!("note: {error}");
             }
             for path in FileKind::ALL.iter().filter_map(|kind| paths.get(*kind)) {
-                println!("{}: ok", path.display());
+                outln!("{}: ok", path.display());
             }
         }
         Command::Show { files, json } => {
@@ -99,10 +99,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
                         (key, serde_json::json!({"value": value, "origin": origin.to_string()}))
                     })
                     .collect();
-                println!("{}", serde_json::to_string_pretty(&entries)?);
+                outln!("{}", serde_json::to_string_pretty(&entries)?);
             } else {
                 for (key, value, origin) in config.entries() {
-                    println!("{:<58} # {origin}", format!("{key} = {value}"));
+                    outln!("{:<58} # {origin}", format!("{key} = {value}"));
                 }
             }
         }

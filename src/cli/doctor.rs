@@ -20,44 +20,44 @@ pub struct Args {}
 /// Something that `lego train` needs does not work.
 pub fn run(_args: Args) -> anyhow::Result<()> {
     let examination = super::block_on(async { Ok(sandbox::examine(&Options::default()).await) })?;
-    println!("lego {}", super::VERSION);
-    println!("\nThis machine");
+    outln!("lego {}", super::VERSION);
+    outln!("\nThis machine");
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    println!("  {:<46} {threads}", "processors");
+    outln!("  {:<46} {threads}", "processors");
     for (name, value) in &examination.facts {
-        println!("  {name:<46} {value}");
+        outln!("  {name:<46} {value}");
     }
-    println!("\nPrograms");
+    outln!("\nPrograms");
     let mut missing = Vec::new();
     for (path, why) in PROGRAMS {
         let is_there = Path::new(path).exists();
-        println!("  {path:<46} {}", if is_there { "ok" } else { "missing" });
+        outln!("  {path:<46} {}", if is_there { "ok" } else { "missing" });
         if !is_there {
             missing.push(format!("{path} is missing: {why}. Install it with the system's package manager"));
         }
     }
-    println!("\nSandboxes");
+    outln!("\nSandboxes");
     let mut chosen = None;
     for attempt in &examination.attempts {
         match &attempt.outcome {
             Ok(capabilities) => {
-                println!("  {:<46} works", attempt.what);
-                println!(
+                outln!("  {:<46} works", attempt.what);
+                outln!(
                     "  {:<46} memory: {:?}, processes: {:?}, disk: {:?}",
                     "", capabilities.memory, capabilities.processes, capabilities.disk
                 );
                 chosen = chosen.or(Some(capabilities));
             }
             Err(SandboxError::Unsupported { cause, remedy }) => {
-                println!("  {:<46} does not work: {cause}", attempt.what);
-                println!("  {:<46} {remedy}", "");
+                outln!("  {:<46} does not work: {cause}", attempt.what);
+                outln!("  {:<46} {remedy}", "");
             }
-            Err(error) => println!("  {:<46} does not work: {error}", attempt.what),
+            Err(error) => outln!("  {:<46} does not work: {error}", attempt.what),
         }
     }
     match chosen {
         Some(capabilities) if capabilities.is_isolated => {
-            println!("\nlego will use: {}", capabilities.mode);
+            outln!("\nlego will use: {}", capabilities.mode);
         }
         Some(_) => missing.push(
             "only the weak sandbox works: follow a remedy above, or allow it with --weak-sandbox".into(),

@@ -106,7 +106,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     .context("lego eval")?;
     eprintln!("\n{report}");
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        outln!("{}", serde_json::to_string_pretty(&report)?);
     }
     Ok(())
 }

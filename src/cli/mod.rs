@@ -12,6 +12,13 @@ use std::future::Future;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
+/// `println!` for data on stdout, but whoever closes the pipe early has read enough.
+macro_rules! outln {
+    ($($text:tt)*) => {
+        $crate::cli::out(format_args!($($text)*))
+    };
+}
+
 mod agent;
 mod capture;
 mod config;
@@ -83,6 +90,18 @@ impl Cli {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Usage(pub String);
+
+/// A line on stdout. Ends the process if nobody reads it any more.
+fn out(line: std::fmt::Arguments<'_>) {
+    use std::io::Write as _;
+    if let Err(error) = writeln!(std::io::stdout(), "{line}") {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            std::process::exit(0);
+        }
+        eprintln!("error: writing to stdout: {error}");
+        std::process::exit(1);
+    }
+}
 
 /// Exit code for an error.
 #[must_use]

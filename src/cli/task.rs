@@ -114,7 +114,7 @@ fn list(ls: &Ls) -> anyhow::Result<()> {
     let dataset = Dataset::load(&ls.source.dataset)?;
     for task in select(&dataset, ls.split) {
         let statement = task.problem_statement.lines().next().unwrap_or_default();
-        println!(
+        outln!(
             "{}\t{}\t{}\t{statement}",
             task.instance_id,
             task.split.as_str(),
@@ -130,13 +130,13 @@ fn print_task(show: &Show) -> anyhow::Result<()> {
     let task = task.with_context(|| {
         format!("{} has no task {:?}; lego task ls lists them", show.source.dataset.display(), show.id)
     })?;
-    println!("{}  ({}, {})", task.instance_id, task.split.as_str(), task.bug_family().unwrap_or("-"));
-    println!("{} at {}\n", task.repo, task.base_commit);
-    println!("{}\n", task.problem_statement);
-    println!("Reference patch:\n{}", task.patch);
-    println!("Hidden tests:\n{}", task.test_patch);
-    println!("Fail before, pass after: {}", task.fail_to_pass.join(" "));
-    println!("Pass before and after: {}", task.pass_to_pass.join(" "));
+    outln!("{}  ({}, {})", task.instance_id, task.split.as_str(), task.bug_family().unwrap_or("-"));
+    outln!("{} at {}\n", task.repo, task.base_commit);
+    outln!("{}\n", task.problem_statement);
+    outln!("Reference patch:\n{}", task.patch);
+    outln!("Hidden tests:\n{}", task.test_patch);
+    outln!("Fail before, pass after: {}", task.fail_to_pass.join(" "));
+    outln!("Pass before and after: {}", task.pass_to_pass.join(" "));
     Ok(())
 }
 
@@ -157,9 +157,9 @@ async fn verify_all(args: Verify) -> anyhow::Result<()> {
     let count = bar.length().unwrap_or_default();
     bar.finish_and_clear();
     for complaint in &complaints {
-        println!("{complaint}");
+        outln!("{complaint}");
     }
-    println!(
+    outln!(
         "{count} tasks, {} good, {} bad ({})",
         count - complaints.len() as u64,
         complaints.len(),

@@ -7,7 +7,7 @@ use crate::config::ConfigError;
 /// Errors of the composition root. Those of the rooms below are passed on with what was being done.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    #[error("{} already holds a run: pass --resume to go on with it, or another --output-dir", .0.display())]
+    #[error("{} already holds a run: pass another --output-dir, or --resume to go on with a training", .0.display())]
     FolderExists(PathBuf),
     #[error("{} holds an evaluation, which does not resume: start it again with another --output-dir", .0.display())]
     NotATraining(PathBuf),

@@ -123,7 +123,7 @@ pub async fn eval(
     }
     .await;
     machinery.stop().await;
-    folder.clear_scratch()?;
+    let result = folder.leave_scratch(result);
     let wall_seconds = started.elapsed().as_secs_f64();
     let end = match &result {
         Ok(_) => Event::RunFinished { step: 0, seconds: wall_seconds },
@@ -162,7 +162,7 @@ impl fmt::Display for EvalReport {
         {
             let (solved, passed) = match samples {
                 0 => (greedy(None), greedy(None)),
-                _ => (percent(rates.solve_rate), percent(rates.pass_at_k)),
+                _ => (greedy(rates.solve_rate), greedy(rates.pass_at_k)),
             };
             writeln!(
                 f,

@@ -23,12 +23,12 @@ pub struct EvaluationTrial {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
     pub tasks: usize,
-    /// Mean over tasks of the share of sampled trials solved.
-    pub solve_rate: f64,
+    /// Mean over tasks of the share of sampled trials solved; `None` without sampled trials.
+    pub solve_rate: Option<f64>,
     /// Share of tasks that greedy decoding solves; `None` without greedy trials.
     pub greedy: Option<f64>,
-    /// Share of tasks that at least one of the sampled trials solves.
-    pub pass_at_k: f64,
+    /// Share of tasks that at least one of the sampled trials solves; `None` without sampled trials.
+    pub pass_at_k: Option<f64>,
 }
 
 /// An evaluation of one policy.
@@ -102,15 +102,14 @@ fn rates(scores: &[&TaskScore]) -> Rates {
     let is_solved = |reward: &f64| *reward >= 1.0;
     let sampled: Vec<&&TaskScore> = scores.iter().filter(|score| !score.sampled.is_empty()).collect();
     let greedy: Vec<f64> = scores.iter().filter_map(|score| score.greedy).collect();
-    let mean = |sum: f64, count: usize| if count == 0 { 0.0 } else { sum / count as f64 };
+    let mean = |sum: f64, count: usize| (count > 0).then(|| sum / count as f64);
     let share = |score: &&&TaskScore| {
-        mean(score.sampled.iter().filter(|r| is_solved(r)).count() as f64, score.sampled.len())
+        score.sampled.iter().filter(|r| is_solved(r)).count() as f64 / score.sampled.len() as f64
     };
     Rates {
         tasks: scores.len(),
         solve_rate: mean(sampled.iter().map(share).sum(), sampled.len()),
-        greedy: (!greedy.is_empty())
-            .then(|| mean(greedy.iter().filter(|r| is_solved(r)).count() as f64, greedy.len())),
+        greedy: mean(greedy.iter().filter(|r| is_solved(r)).count() as f64, greedy.len()),
         pass_at_k: mean(
             sampled.iter().filter(|score| score.sampled.iter().any(is_solved)).count() as f64,
             sampled.len(),
@@ -146,8 +145,8 @@ mod tests {
                 trial("b", "logic", true, Some(0.0)),
             ],
         );
-        assert_eq!(evaluation.rates, Rates { tasks: 2, solve_rate: 0.25, greedy: Some(0.5), pass_at_k: 0.5 });
+        assert_eq!(evaluation.rates, Rates { tasks: 2, solve_rate: Some(0.25), greedy: Some(0.5), pass_at_k: Some(0.5) });
         assert_eq!(evaluation.invalid_trials, 1);
-        assert_eq!(evaluation.by_family["compare"].solve_rate, 0.5);
+        assert_eq!(evaluation.by_family["compare"].solve_rate, Some(0.5));
     }
 }

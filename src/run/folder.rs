@@ -3,11 +3,15 @@
 use std::fs::{self, File, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::RunError;
 use crate::config::Config;
+
+/// How often the scratch folder is tried again while somebody still writes into it: five seconds in all.
+const LAST_WRITERS: usize = 250;
 
 /// `runs/<name>/`, held by this process.
 #[derive(Debug)]
@@ -183,14 +187,31 @@ impl RunFolder {
     ///
     /// # Errors
     /// [`RunError::Io`] names it.
-    pub fn clear_scratch(&self) -> Result<(), RunError> {
+    fn clear_scratch(&self) -> Result<(), RunError> {
         let path = self.scratch();
-        match fs::remove_dir_all(&path) {
-            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                Err(RunError::Io { path, source })
+        for _ in 0..LAST_WRITERS {
+            match fs::remove_dir_all(&path) {
+                // Trials that were stopped may still unpack a repository on a thread of their own.
+                Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(RunError::Io { path, source });
+                }
+                _ => return Ok(()),
             }
-            _ => Ok(()),
         }
+        let source = std::io::Error::from(std::io::ErrorKind::DirectoryNotEmpty);
+        Err(RunError::Io { path, source })
+    }
+
+    /// Ends a run: removes the scratch folder. What is left of it changes nothing of a result: the next start removes
+    /// it.
+    pub fn leave_scratch<T>(&self, result: Result<T, RunError>) -> Result<T, RunError> {
+        if let Err(error) = self.clear_scratch() {
+            tracing::warn!("workspaces are left: {error}");
+        }
+        result
     }
 }
 

@@ -40,8 +40,9 @@ impl Progress {
         }
     }
 
-    /// Prints a line above the bar.
+    /// Prints a line above the bar, and to the log file.
     pub fn line(&self, text: &str) {
+        crate::telemetry::note(text);
         match &self.bar {
             Some(bar) => bar.suspend(|| eprintln!("{text}")),
             None => eprintln!("{text}"),

@@ -56,7 +56,7 @@ impl fmt::Display for Report {
             };
             format!("  {name:<28} {}   {}   {change}", percent(before), percent(after))
         };
-        let pass_at_k = |evaluation: &Option<Evaluation>| evaluation.as_ref().map(|e| e.rates.pass_at_k);
+        let pass_at_k = |evaluation: &Option<Evaluation>| evaluation.as_ref().and_then(|e| e.rates.pass_at_k);
         let samples = self.evaluation_before.as_ref().map_or(0, |e| e.samples_per_task);
         let tasks = self.evaluation_before.as_ref().map_or(0, |e| e.rates.tasks);
         writeln!(f, "Held-out tasks: {tasks}, {samples} samples each")?;

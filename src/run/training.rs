@@ -92,8 +92,7 @@ pub async fn train(
         run.leave(error);
     }
     run.machinery.stop().await;
-    run.folder.clear_scratch()?;
-    result
+    run.folder.leave_scratch(result)
 }
 
 impl Run {
@@ -194,6 +193,9 @@ impl Run {
     async fn go(&mut self) -> Result<Report, RunError> {
         let before = self.evaluation("before").await?;
         let training = self.config.training.clone();
+        if self.carried.step > 0 {
+            eprintln!("going on from step {} of {}", self.carried.step, training.max_steps);
+        }
         let progress = Progress::start("training", training.max_steps);
         progress.set_position(self.carried.step);
         while self.carried.step < training.max_steps {
@@ -344,11 +346,17 @@ impl Run {
             return Ok(None);
         }
         let path = self.folder.reports().join(format!("evaluation-{label}.json"));
+        let of_step = if label == "before" { 0 } else { self.carried.step };
         if let Ok(text) = std::fs::read(&path)
             && let Ok(evaluation) = serde_json::from_slice::<Evaluation>(&text)
-            && evaluation.step == self.carried.step
+            && evaluation.step == of_step
         {
             return Ok(Some(evaluation));
+        }
+        if of_step != self.carried.step {
+            // Its weights are gone: no other policy's rates may stand in their place.
+            tracing::warn!("{} is missing: the report has no evaluation before training", path.display());
+            return Ok(None);
         }
         let specs = waves::evaluation_specs(
             &training,
@@ -400,7 +408,7 @@ impl Run {
     }
 
     fn report(&self, before: Option<Evaluation>, after: Option<Evaluation>) -> Report {
-        let solve_rate = |e: &Option<Evaluation>| e.as_ref().map(|e| e.rates.solve_rate);
+        let solve_rate = |e: &Option<Evaluation>| e.as_ref().and_then(|e| e.rates.solve_rate);
         let greedy = |e: &Option<Evaluation>| e.as_ref().and_then(|e| e.rates.greedy);
         let mut tokens = self.carried.account.clone();
         for evaluation in before.iter().chain(&after) {

@@ -15,6 +15,9 @@ use crate::rollout::{Purpose, RolloutError, TaskOrder, TrialResult, TrialSpec, d
 use crate::task::{Dataset, Split, Task};
 use crate::telemetry::{Event, EventLog};
 
+/// When so many trials have ended and broken machinery ended each, the wave is given up.
+const GIVE_UP_AFTER: usize = 64;
+
 /// What seeds are for; numbers that must never change.
 const TRAINING_SEEDS: u64 = 1;
 const EVALUATION_SEEDS: u64 = 2;
@@ -128,17 +131,30 @@ pub async fn wave(
 ) -> Result<Wave, RunError> {
     let started = Instant::now();
     let mut telemetry_error = None;
-    let results =
-        run_wave(&machinery.env, specs, machinery.max_concurrent, &stop.child_token(), &mut |result| {
-            progress.advance(1);
-            let told = tell(result, version, events, progress);
-            telemetry_error = telemetry_error.take().or(told.err());
-        })
-        .await
-        .map_err(|error| match error {
-            RolloutError::Cancelled => RunError::Stopped,
-            other => RunError::failed("running trials")(other.into()),
-        })?;
+    let cancel = stop.child_token();
+    let (mut ended, mut failures) = (0_usize, Vec::new());
+    let results = run_wave(&machinery.env, specs, machinery.max_concurrent, &cancel, &mut |result| {
+        progress.advance(1);
+        let told = tell(result, version, events);
+        telemetry_error = telemetry_error.take().or(told.err());
+        ended += 1;
+        if let Outcome::Invalid { failure } = &result.outcome {
+            failures.push(describe(failure));
+        }
+        // Nothing works: the rest would only say so again.
+        if ended == GIVE_UP_AFTER && failures.len() == ended {
+            cancel.cancel();
+        }
+    })
+    .await;
+    let results = match results {
+        Ok(results) => results,
+        Err(RolloutError::Cancelled) if !stop.is_cancelled() && !failures.is_empty() => {
+            return Err(RunError::AllInvalid(failures.swap_remove(0)));
+        }
+        Err(RolloutError::Cancelled) => return Err(RunError::Stopped),
+        Err(other) => return Err(RunError::failed("running trials")(other.into())),
+    };
     if let Some(error) = telemetry_error {
         return Err(RunError::failed("writing events.jsonl")(error.into()));
     }
@@ -146,7 +162,6 @@ pub async fn wave(
     let invalid = wave.invalid();
     if invalid > 0 {
         tracing::warn!("filtered {invalid} invalid trajectories due to sandbox termination");
-        progress.line(&format!("filtered {invalid} invalid trajectories due to sandbox termination"));
     }
     let first_failure = wave.results.iter().find_map(|result| match &result.outcome {
         Outcome::Invalid { failure } => Some(failure),
@@ -162,13 +177,11 @@ fn tell(
     result: &TrialResult,
     version: PolicyVersion,
     events: &mut EventLog,
-    progress: &Progress,
 ) -> Result<(), crate::telemetry::TelemetryError> {
     let (trial_id, task_id) = (result.spec.trial_id.clone(), result.spec.task.instance_id.clone());
     if let Outcome::Invalid { failure } = &result.outcome {
         let text = format!("invalid_trajectory trial={trial_id} task={task_id}: {}", describe(failure));
         tracing::warn!("{text}");
-        progress.line(&text);
         let (trial_id, task_id) = (trial_id.clone(), task_id.clone());
         events.write(&Event::InvalidTrajectory { trial_id, task_id, failure: failure.clone() })?;
     }
@@ -224,11 +237,14 @@ pub async fn evaluate(
     progress.finish();
     let evaluation = evaluation_of(step, samples, &wave)?;
     let rates = &evaluation.rates;
-    let greedy = rates.greedy.map(|rate| format!(", greedy {:.1} %", 100.0 * rate)).unwrap_or_default();
+    let told = |name: &str, rate: Option<f64>| {
+        rate.map(|rate| format!("{name} {:.1} %, ", 100.0 * rate)).unwrap_or_default()
+    };
     progress.line(&format!(
-        "evaluation ({label}): solve rate {:.1} %{greedy}, pass@{samples} {:.1} %, {:.0} s",
-        100.0 * rates.solve_rate,
-        100.0 * rates.pass_at_k,
+        "evaluation ({label}): {}{}{}{:.0} s",
+        told("solve rate", rates.solve_rate),
+        told("greedy", rates.greedy),
+        told(&format!("pass@{samples}"), rates.pass_at_k),
         wave.wall.as_secs_f64(),
     ));
     let event = Event::Evaluation {
@@ -236,9 +252,9 @@ pub async fn evaluate(
         policy_version: version,
         tasks: rates.tasks as u64,
         samples: samples as u64,
-        solve_rate: Some(rates.solve_rate),
+        solve_rate: rates.solve_rate,
         greedy_solve_rate: rates.greedy,
-        pass_at_k: Some(rates.pass_at_k),
+        pass_at_k: rates.pass_at_k,
     };
     events.write(&event).map_err(|error| RunError::failed("writing events.jsonl")(error.into()))?;
     Ok(evaluation)

@@ -2,6 +2,8 @@
 
 use std::ffi::OsStr;
 use std::io::Write;
+#[cfg(unix)]
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -41,6 +43,8 @@ pub fn git<S: AsRef<OsStr>>(folder: &Path, args: &[S], stdin: &[u8]) -> Result<V
     let mut child = Command::new(program()?)
         .args(args)
         .current_dir(&folder)
+        // A terminal's Ctrl-C goes to lego, which ends what it began.
+        .process_group(0)
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
         .env("LC_ALL", "C")

@@ -85,7 +85,7 @@ pub const COLUMNS: &[Column] = &[
     float(
         "loss",
         "kl",
-        "KL divergence to the starting policy, by `kl_estimator`, mean over trained tokens. Null when `kl_coef` is 0.",
+        "KL divergence to the starting policy, by `kl_estimator`, mean over trained tokens.",
     ),
     float("loss", "entropy", "Mean entropy of the policy at trained tokens, nats."),
     float("loss", "clip_fraction", "Share of trained tokens whose ratio was clipped."),

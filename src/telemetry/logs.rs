@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer as FormatWriter;
+use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::Registry;
 use tracing_subscriber::{EnvFilter, Layer, fmt, reload};
@@ -101,6 +103,16 @@ pub fn log_to_file(path: &Path) -> Result<LogFile, TelemetryError> {
     let file = File::options().create(true).append(true).open(path).map_err(TelemetryError::io(path))?;
     *FILE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(file));
     Ok(LogFile { path: path.to_owned() })
+}
+
+/// Writes a line to the log file alone: what people see by other means.
+pub fn note(text: &str) {
+    if let Some(file) = &*FILE.lock().unwrap_or_else(PoisonError::into_inner) {
+        let mut time = String::new();
+        // Neither can fail in a way that a line of a log could mend.
+        let _ = SystemTime.format_time(&mut FormatWriter::new(&mut time));
+        let _ = writeln!(&**file, "{time}  INFO {text}");
+    }
 }
 
 struct StderrWriter;

@@ -99,12 +99,13 @@ fn an_evaluation_refuses_bad_input_and_stops_cleanly() {
         }
         assert!(!output.exists(), "{more:?}: a run folder was made");
     }
-    // Nobody listens there: broken machinery, and no rate.
-    let more = ["--tasks", "1", "--upstream", "http://127.0.0.1:9", "--model-name", "m"];
+    // Nobody listens there: broken machinery, and no rate, long before the last of a thousand trials.
+    let more = ["--tasks", "0", "--samples", "4", "--upstream", "http://127.0.0.1:9", "--model-name", "m"];
     let refused = eval(&config, &output, &more).output().expect("lego runs");
     let text = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(1), "{text}");
     assert!(text.contains("every trial failed by broken machinery") && refused.stdout.is_empty(), "{text}");
+    assert!(text.matches("invalid_trajectory").count() < 200, "{text}");
     let refused = train(&config, &output, &["--resume"]).output().expect("lego runs");
     let text = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && text.contains("holds an evaluation"), "{text}");

@@ -184,6 +184,10 @@ fn a_killed_run_goes_on_as_if_nothing_had_happened() {
     }
     finished(&mut train(&config, &killed, &["--resume"]));
     assert_eq!(columns(&whole), columns(&killed));
+    for evaluation in ["evaluation_before", "evaluation_after"] {
+        assert_eq!(report(&whole)[evaluation]["per_task"], report(&killed)[evaluation]["per_task"], "{evaluation}");
+        assert_eq!(report(&whole)[evaluation]["step"], report(&killed)[evaluation]["step"], "{evaluation}");
+    }
     let mut ids: Vec<_> = calls(&killed).iter().map(|call| (call.call_id, call.choice_index)).collect();
     let count = ids.len();
     ids.sort_unstable();
@@ -240,6 +244,15 @@ fn ctrl_c_ends_cleanly_and_resume_goes_on() {
     assert!(!refused.status.success() && text.contains("--max-steps 5 was given"), "{text}");
     finished(&mut train(&config, &run, &["--resume", "--max-steps", "3"]));
     assert_eq!(report(&run)["steps"], 3);
+    // A run that has ended has the same report when it is resumed.
+    let ended = report(&run);
+    assert_eq!(ended["evaluation_before"]["step"], 0);
+    finished(&mut train(&config, &run, &["--resume"]));
+    for part in ["evaluation_before", "evaluation_after", "tokens", "train_curve"] {
+        assert_eq!(report(&run)[part], ended[part], "{part}");
+    }
+    let log = fs::read_to_string(run.join("train.log")).expect("train.log");
+    assert!(log.contains("step    3  solve rate") && log.contains("evaluation (after)"), "{log}");
 }
 
 #[test]

@@ -1,0 +1,53 @@
+//! The loads of `benches/proxy` at a twentieth of their size, against the binary: every byte, every record, and memory.
+#![cfg(target_os = "linux")]
+#![allow(dead_code)]
+
+#[path = "../benches/proxy/client.rs"]
+mod client;
+#[path = "../benches/proxy/load.rs"]
+mod load;
+#[path = "../benches/proxy/mock.rs"]
+mod mock;
+#[path = "../benches/proxy/process.rs"]
+mod process;
+
+use std::time::Duration;
+
+use mock::Shape;
+
+const STREAMS: usize = 250;
+/// What a stream may hold.
+const STREAM_BYTES: u64 = 100_000;
+/// What lego may hold besides: copies in memory (16 MiB), records that are made (24 MiB of replies at once), a batch
+/// on its way to disk, and a segment on its way to Parquet. It does not grow with the number of streams.
+const FIXED_BYTES: u64 = 700_000_000;
+
+fn shape(tokens: usize, at_once: usize) -> Shape {
+    Shape { tokens, at_once, pace: Duration::ZERO, is_stream: true }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_streams_at_once_lose_nothing_and_hold_little() {
+    process::raise_open_files();
+    for shape in [shape(256, 1), shape(16_384, 8)] {
+        let dir = tempfile::tempdir().expect("folder");
+        let growth = load::streams(STREAMS, shape, dir.path()).await;
+        let most = STREAM_BYTES * STREAMS as u64;
+        assert!(growth.open - growth.before <= most, "{growth:?}");
+        assert!(growth.peak - growth.before <= most + FIXED_BYTES, "{growth:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_steady_load_leaves_a_record_a_call() {
+    // .ci/run has the time for a twentieth of half an hour.
+    let seconds = std::env::var("LEGO_LOAD_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5);
+    let dir = tempfile::tempdir().expect("folder");
+    let paced = Shape { pace: Duration::from_millis(20), ..shape(256, 1) };
+    let resident = load::soak(13, paced, Duration::from_secs(seconds), dir.path()).await;
+    let tenth = resident.len() / 10 + 1;
+    let (early, late) = (resident.len() / 6, resident.len() - tenth);
+    let early = load::median(&resident[early..(early + tenth).min(resident.len())]);
+    let late = load::median(&resident[late..]);
+    assert!(late <= early + 10_000_000, "{early} bytes, then {late}");
+}

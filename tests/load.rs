@@ -20,7 +20,7 @@ const STREAMS: usize = 250;
 const STREAM_BYTES: u64 = 100_000;
 /// What lego may hold besides: copies in memory (16 MiB), records that are made (24 MiB of replies at once), a batch
 /// on its way to disk, and a segment on its way to Parquet. It does not grow with the number of streams.
-const FIXED_BYTES: u64 = 700_000_000;
+const FIXED_BYTES: u64 = 2_000_000_000;
 
 fn shape(tokens: usize, at_once: usize) -> Shape {
     Shape { tokens, at_once, pace: Duration::ZERO, is_stream: true }

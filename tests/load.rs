@@ -16,11 +16,8 @@ use std::time::Duration;
 use mock::Shape;
 
 const STREAMS: usize = 250;
-/// What a stream may hold.
+/// What a stream may hold that is open and has had its first event.
 const STREAM_BYTES: u64 = 100_000;
-/// What lego may hold besides: copies in memory (16 MiB), records that are made (24 MiB of replies at once), a batch
-/// on its way to disk, and a segment on its way to Parquet. It does not grow with the number of streams.
-const FIXED_BYTES: u64 = 2_000_000_000;
 
 fn shape(tokens: usize, at_once: usize) -> Shape {
     Shape { tokens, at_once, pace: Duration::ZERO, is_stream: true }
@@ -29,12 +26,13 @@ fn shape(tokens: usize, at_once: usize) -> Shape {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_streams_at_once_lose_nothing_and_hold_little() {
     process::raise_open_files();
-    for shape in [shape(256, 1), shape(16_384, 8)] {
+    // A copy of a reply is in memory until its record is durable, so the peak grows with what replies say. About twice
+    // to three times what was seen, since a faster machine has more of them in flight.
+    for (shape, most_at_peak) in [(shape(256, 1), 200_000_000), (shape(16_384, 8), 1_600_000_000)] {
         let dir = tempfile::tempdir().expect("folder");
         let growth = load::streams(STREAMS, shape, dir.path()).await;
-        let most = STREAM_BYTES * STREAMS as u64;
-        assert!(growth.open - growth.before <= most, "{growth:?}");
-        assert!(growth.peak - growth.before <= most + FIXED_BYTES, "{growth:?}");
+        assert!(growth.open - growth.before <= STREAM_BYTES * STREAMS as u64, "{growth:?}");
+        assert!(growth.peak - growth.before <= most_at_peak, "{growth:?}");
     }
 }
 

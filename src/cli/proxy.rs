@@ -66,6 +66,7 @@ fn load(args: Args) -> anyhow::Result<Config> {
 }
 
 async fn serve(config: &Config) -> anyhow::Result<()> {
+    raise_open_files();
     let settings = &config.proxy;
     // A variable that is missing is told before anything is loaded.
     for server in config.servers() {
@@ -123,4 +124,18 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
         eprintln!("warning: captures stay in the journal: {problem}");
     }
     Ok(())
+}
+
+/// A stream in flight is two connections: the soft limit, often 1024, is far from what the system allows.
+fn raise_open_files() {
+    #[cfg(target_os = "linux")]
+    {
+        use nix::sys::resource::{Resource, getrlimit, setrlimit};
+        let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
+            if soft < hard { setrlimit(Resource::RLIMIT_NOFILE, hard, hard) } else { Ok(()) }
+        });
+        if let Err(error) = raised {
+            tracing::warn!(%error, "the limit of open files stays as it is");
+        }
+    }
 }

@@ -301,20 +301,35 @@ fn skip_container(text: &[u8], start: usize) -> Result<usize, ScanError> {
             _ => {}
         }
         at += 1;
+        at += distance(&text[at..], |byte| matches!(byte, b'"' | b'{' | b'}' | b'[' | b']'));
     }
     Err(ScanError { expected: "the end of a value", at })
 }
 
 fn skip_string(text: &[u8], start: usize) -> Result<usize, ScanError> {
     let mut at = start + 1;
-    while let Some(byte) = text.get(at) {
-        match byte {
-            b'"' => return Ok(at + 1),
-            b'\\' => at += 2,
-            _ => at += 1,
+    while at < text.len() {
+        at += distance(&text[at..], |byte| matches!(byte, b'"' | b'\\'));
+        match text.get(at) {
+            Some(b'"') => return Ok(at + 1),
+            Some(_) => at += 2,
+            None => break,
         }
     }
     Err(ScanError { expected: "the end of a string", at: text.len() })
+}
+
+/// Bytes before the first that is wanted, all if none is. Blocks without one are passed with vector instructions.
+#[inline(always)]
+fn distance(text: &[u8], is_wanted: impl Fn(u8) -> bool + Copy) -> usize {
+    let mut at = 0;
+    while let Some(block) = text.get(at..at + 16) {
+        if block.iter().fold(false, |any, byte| any | is_wanted(*byte)) {
+            break;
+        }
+        at += 16;
+    }
+    text[at..].iter().position(|byte| is_wanted(*byte)).map_or(text.len(), |more| at + more)
 }
 
 fn scalar_end(text: &[u8], start: usize) -> usize {

@@ -126,7 +126,13 @@ impl Parser {
     /// The next complete block, if there is one.
     pub fn next_event(&mut self) -> Option<Event> {
         while self.scanned < self.buffer.len() {
-            let byte = self.buffer[self.scanned];
+            if !self.after_cr {
+                let rest = &self.buffer[self.scanned..];
+                self.scanned += memchr::memchr2(b'\n', b'\r', rest).unwrap_or(rest.len());
+            }
+            let Some(&byte) = self.buffer.get(self.scanned) else {
+                break;
+            };
             self.scanned += 1;
             let follows_cr = std::mem::take(&mut self.after_cr);
             match byte {

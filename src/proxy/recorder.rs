@@ -289,7 +289,7 @@ impl Recorder {
     fn records(&self, choices: &[u16], status: CallStatus, error: Option<String>) -> Vec<Call> {
         let sampled: usize =
             self.reply().choices.values().filter_map(|choice| choice.token_ids.as_ref()).map(Vec::len).sum();
-        let mut response = self.kept.json();
+        let mut response = self.kept.json(self.unreadable.is_none());
         // An upstream's error may quote the key that it was sent.
         if self.reply().error.is_some() {
             response = response.map(|json| kept::raw(&self.without_key(json.get())));

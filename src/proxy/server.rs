@@ -1,5 +1,8 @@
 //! Listening and serving. `axum::serve` cannot end the connections of one listener, which a session's end must.
 
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -73,12 +76,13 @@ pub(super) async fn serve(
     abort: CancellationToken,
 ) {
     let mut connections = JoinSet::new();
+    let ending = Ending::default();
     loop {
         tokio::select! {
             biased;
             () = stop.cancelled() => break,
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => drop(connections.spawn(connection(stream, router.clone(), stop.clone()))),
+                Ok((stream, _)) => drop(connections.spawn(connection(stream, router.clone(), ending.clone()))),
                 Err(error) => {
                     // Too many open files, mostly: they are closed as calls end.
                     tracing::warn!(%error, "a connection could not be accepted");
@@ -89,6 +93,7 @@ pub(super) async fn serve(
         }
     }
     drop(listener);
+    ending.begin();
     let drained = async { while connections.join_next().await.is_some() {} };
     let patience = async {
         abort.cancelled().await;
@@ -101,7 +106,22 @@ pub(super) async fn serve(
     }
 }
 
-async fn connection(stream: TcpStream, router: Router, stop: CancellationToken) {
+/// Tells the connections of a listener that no further request is wanted. A token alone would be asked with a lock
+/// each time that a connection has something to do.
+#[derive(Clone, Default)]
+struct Ending {
+    has_begun: Arc<AtomicBool>,
+    token: CancellationToken,
+}
+
+impl Ending {
+    fn begin(&self) {
+        self.has_begun.store(true, Ordering::Release);
+        self.token.cancel();
+    }
+}
+
+async fn connection(stream: TcpStream, router: Router, ending: Ending) {
     // Without it a token waits up to 40 ms for the acknowledgement of the one before.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "a connection went away");
@@ -112,13 +132,20 @@ async fn connection(stream: TcpStream, router: Router, stop: CancellationToken) 
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT);
     let serving = builder.serve_connection(TokioIo::new(stream), service);
     let mut serving = std::pin::pin!(serving);
-    let result = tokio::select! {
-        result = serving.as_mut() => result,
-        () = stop.cancelled() => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
+    let mut ended = std::pin::pin!(ending.token.cancelled());
+    let (mut is_told, mut is_ending) = (false, false);
+    let result = std::future::poll_fn(|cx| {
+        // Asked once: the token then wakes this task, and the flag says why.
+        if !std::mem::replace(&mut is_told, true) {
+            let _ = ended.as_mut().poll(cx);
         }
-    };
+        if !is_ending && ending.has_begun.load(Ordering::Acquire) {
+            is_ending = true;
+            serving.as_mut().graceful_shutdown();
+        }
+        serving.as_mut().poll(cx)
+    })
+    .await;
     if let Err(error) = result {
         tracing::debug!(%error, "a connection ended with an error");
     }

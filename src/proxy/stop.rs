@@ -25,6 +25,15 @@ impl Stop {
         Self { token, limit }
     }
 
+    /// What is said about a call that must end now. Takes a lock.
+    pub(super) fn now(&self) -> Option<BadBody> {
+        if self.token.is_cancelled() {
+            return Some(aborted());
+        }
+        let (limit, at) = self.limit?;
+        (Instant::now() >= at).then(|| timed_out(limit))
+    }
+
     /// Returns when the call must end, with what is said about it.
     pub(super) async fn cancelled(&self) -> BadBody {
         let Some((limit, at)) = self.limit else {

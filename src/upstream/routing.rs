@@ -8,6 +8,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
 
 use crate::protocol::chat::{Choice, Reply, Request};
 use crate::record::{InvalidRouting, LayerAxis, Routing, RoutingDtype, RoutingShape, UpstreamKind};
@@ -108,15 +109,24 @@ pub fn decode(
     let narrow =
         |number: u64| u32::try_from(number).map_err(|_| RoutingError::Rows { found: number, needed: rows });
     let (start, needed) = (narrow(start)?, narrow(rows)?);
-    let bytes = STANDARD.decode(text)?;
+    let bytes = Bytes::from(STANDARD.decode(text)?);
     if kind == UpstreamKind::Sglang {
         return raw_int32(&bytes, start, needed, hint);
     }
-    let (shape, ids) = npy(&bytes)?;
+    let (shape, data) = npy(&bytes)?;
     if shape.rows != needed {
         return Err(RoutingError::Rows { found: shape.rows.into(), needed: rows });
     }
-    Ok(Routing::pack(RoutingShape { start, ..shape }, &ids)?)
+    let shape = RoutingShape { start, ..shape };
+    let ids: Vec<u32> = match shape.dtype {
+        // As small as it can be already.
+        RoutingDtype::U8 => return Ok(Routing::new(shape, bytes.slice_ref(data))?),
+        RoutingDtype::U16 => {
+            data.chunks_exact(2).map(|id| u16::from_le_bytes([id[0], id[1]]).into()).collect()
+        }
+        RoutingDtype::I32 => int32(data)?,
+    };
+    Ok(Routing::pack(shape, &ids)?)
 }
 
 /// Position of the first row that the client let the engine begin at; lego itself asks for all rows.
@@ -172,7 +182,7 @@ fn int32(bytes: &[u8]) -> Result<Vec<u32>, RoutingError> {
 
 /// A `.npy` file, version 1 or 2, of a three-dimensional C-order array of `u1`, `u2` or `i4`
 /// (numpy.lib.format). Nothing may follow the array.
-fn npy(bytes: &[u8]) -> Result<(RoutingShape, Vec<u32>), RoutingError> {
+fn npy(bytes: &[u8]) -> Result<(RoutingShape, &[u8]), RoutingError> {
     let bad = RoutingError::Npy;
     let rest = bytes.strip_prefix(b"\x93NUMPY").ok_or(bad("it does not begin with NumPy's magic"))?;
     let (version, rest) = rest.split_at_checked(2).ok_or(bad("it ends in its header"))?;
@@ -203,14 +213,7 @@ fn npy(bytes: &[u8]) -> Result<(RoutingShape, Vec<u32>), RoutingError> {
     if needed != Some(data.len()) {
         return Err(bad("its data has not the length that its shape needs"));
     }
-    let ids = match dtype {
-        RoutingDtype::U8 => data.iter().map(|&id| id.into()).collect(),
-        RoutingDtype::U16 => {
-            data.chunks_exact(2).map(|id| u16::from_le_bytes([id[0], id[1]]).into()).collect()
-        }
-        RoutingDtype::I32 => int32(data)?,
-    };
-    Ok((shape, ids))
+    Ok((shape, data))
 }
 
 /// The Python dictionary in front of a `.npy` array.

@@ -3,27 +3,27 @@
 
 mod again;
 mod foreign;
+mod wait;
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 
+use self::wait::{FAR, Source, Step, reading};
 use super::call::{self, Sending};
 use super::face::Face;
 use super::measures::OpenStream;
 use super::recorder::Recorder;
 use super::rejoin::Attendance;
-use super::routes::Route;
 use super::stop::Stop;
 use super::whole::BadBody;
 use super::{Inner, whole};
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::sse::{Event, Parser};
 use crate::record::{CallId, CallStatus, ClientApi};
-use crate::upstream::{UpstreamBody, UpstreamError, UpstreamReply};
+use crate::upstream::{UpstreamBody, UpstreamReply};
 
 /// An event that is longer cannot be read: from there the stream passes untouched and unread.
 const MAX_EVENT_BYTES: usize = 64 * 1024 * 1024;
@@ -35,6 +35,10 @@ pub(super) struct Relay {
     face: Face,
     source: Source,
     abort: Stop,
+    aborted: Pin<Box<dyn Future<Output = BadBody> + Send>>,
+    steps: u32,
+    /// Runs out when a deadline may have passed.
+    clock: Pin<Box<Sleep>>,
     parser: Parser,
     /// What the client may have now.
     ready: BytesMut,
@@ -60,29 +64,6 @@ pub(super) struct Relay {
     /// What is ready was made of what the upstream sent last.
     is_of_upstream: bool,
     measured: OpenStream,
-}
-
-enum Source {
-    /// The upstream has not begun to answer; the client's stream has.
-    Waiting(Sending),
-    Body(UpstreamBody),
-    /// A body that becomes the client's stream once it is whole.
-    Whole(Reading),
-    Ended,
-}
-
-type Reading = Pin<Box<dyn Future<Output = Result<Bytes, BadBody>> + Send>>;
-
-enum Step {
-    Head(Result<UpstreamReply, UpstreamError>),
-    Piece(Bytes),
-    Whole(Result<Bytes, BadBody>),
-    End(Option<String>),
-    HoldIsOver,
-    KeepAlive,
-    BeginAgain,
-    Idle,
-    Abort(BadBody),
 }
 
 impl Relay {
@@ -129,7 +110,13 @@ impl Relay {
             recorder,
             face,
             source,
+            aborted: {
+                let abort = abort.clone();
+                Box::pin(async move { abort.cancelled().await })
+            },
             abort,
+            steps: 0,
+            clock: Box::pin(tokio::time::sleep_until(now + FAR)),
             parser: Parser::new(),
             ready: BytesMut::new(),
             held: BytesMut::new(),
@@ -209,35 +196,6 @@ impl Relay {
                     self.fail(CallStatus::Timeout, error).await;
                 }
                 Step::Abort(ended) => self.fail(ended.status, ended.error).await,
-            }
-        }
-    }
-
-    /// Waits for what happens next.
-    async fn step(&mut self) -> Step {
-        let is_body = matches!(self.source, Source::Body(_));
-        let idle_at = is_body.then(|| self.last_received + self.recorder.route().upstream.timeouts().idle);
-        let keep_alive = self.inner.options.keep_alive.filter(|_| self.hold_until.is_none());
-        let keep_alive_at = keep_alive.map(|every| self.last_sent.max(self.last_received) + every);
-        let soonest = [self.hold_until, idle_at, keep_alive_at].into_iter().flatten().min();
-        let soonest = soonest.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
-        let piece_bytes = self.inner.options.stream_buffer_bytes;
-        tokio::select! {
-            biased;
-            ended = self.abort.cancelled() => Step::Abort(ended),
-            () = self.recorder.attendance.came_back() => Step::BeginAgain,
-            step = self.source.next(piece_bytes) => {
-                self.last_received = Instant::now();
-                step
-            }
-            () = tokio::time::sleep_until(soonest) => {
-                if self.hold_until == Some(soonest) {
-                    Step::HoldIsOver
-                } else if idle_at == Some(soonest) {
-                    Step::Idle
-                } else {
-                    Step::KeepAlive
-                }
             }
         }
     }
@@ -461,26 +419,5 @@ impl Relay {
         self.source = Source::Ended;
         self.is_over = true;
         self.is_broken = true;
-    }
-}
-
-fn reading(inner: &Inner, route: &Route, body: UpstreamBody, abort: Stop) -> Reading {
-    let piece_bytes = inner.options.stream_buffer_bytes;
-    let upstream = Arc::clone(&route.upstream);
-    Box::pin(async move { whole::read(&upstream, body, piece_bytes, &abort).await })
-}
-
-impl Source {
-    async fn next(&mut self, piece_bytes: usize) -> Step {
-        match self {
-            Self::Waiting(sending) => Step::Head(sending.await),
-            Self::Body(body) => match body.next(piece_bytes).await {
-                Some(Ok(piece)) => Step::Piece(piece),
-                Some(Err(error)) => Step::End(Some(error.to_string())),
-                None => Step::End(None),
-            },
-            Self::Whole(reading) => Step::Whole(reading.await),
-            Self::Ended => Step::End(None),
-        }
     }
 }

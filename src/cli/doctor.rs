@@ -44,7 +44,10 @@ pub fn run(_args: Args) -> anyhow::Result<()> {
                 outln!("  {:<46} works", attempt.what);
                 outln!(
                     "  {:<46} memory: {:?}, processes: {:?}, disk: {:?}",
-                    "", capabilities.memory, capabilities.processes, capabilities.disk
+                    "",
+                    capabilities.memory,
+                    capabilities.processes,
+                    capabilities.disk
                 );
                 chosen = chosen.or(Some(capabilities));
             }

@@ -89,7 +89,7 @@ pub enum SandboxBackend {
     Auto,
     /// lego's own, with Linux namespaces; no daemon.
     Embedded,
-    /// Landlock, seccomp and resource limits only: not isolated. Same as `--weak-sandbox`.
+    /// Landlock, seccomp and resource limits only: not isolated. Needs `--weak-sandbox` too.
     Weak,
     /// A Docker daemon.
     Docker,

@@ -145,7 +145,10 @@ mod tests {
                 trial("b", "logic", true, Some(0.0)),
             ],
         );
-        assert_eq!(evaluation.rates, Rates { tasks: 2, solve_rate: Some(0.25), greedy: Some(0.5), pass_at_k: Some(0.5) });
+        assert_eq!(
+            evaluation.rates,
+            Rates { tasks: 2, solve_rate: Some(0.25), greedy: Some(0.5), pass_at_k: Some(0.5) }
+        );
         assert_eq!(evaluation.invalid_trials, 1);
         assert_eq!(evaluation.by_family["compare"].solve_rate, Some(0.5));
     }

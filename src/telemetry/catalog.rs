@@ -82,11 +82,7 @@ pub const COLUMNS: &[Column] = &[
     float("loss", "loss", "The loss whose gradient was taken."),
     float("loss", "policy_loss", "Its clipped policy-gradient part."),
     float("loss", "kl_loss", "Its KL part, before `kl_coef`."),
-    float(
-        "loss",
-        "kl",
-        "KL divergence to the starting policy, by `kl_estimator`, mean over trained tokens.",
-    ),
+    float("loss", "kl", "KL divergence to the starting policy, by `kl_estimator`, mean over trained tokens."),
     float("loss", "entropy", "Mean entropy of the policy at trained tokens, nats."),
     float("loss", "clip_fraction", "Share of trained tokens whose ratio was clipped."),
     float("loss", "ratio_mean", "Mean importance ratio of trained tokens."),

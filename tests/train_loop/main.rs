@@ -185,7 +185,11 @@ fn a_killed_run_goes_on_as_if_nothing_had_happened() {
     finished(&mut train(&config, &killed, &["--resume"]));
     assert_eq!(columns(&whole), columns(&killed));
     for evaluation in ["evaluation_before", "evaluation_after"] {
-        assert_eq!(report(&whole)[evaluation]["per_task"], report(&killed)[evaluation]["per_task"], "{evaluation}");
+        assert_eq!(
+            report(&whole)[evaluation]["per_task"],
+            report(&killed)[evaluation]["per_task"],
+            "{evaluation}"
+        );
         assert_eq!(report(&whole)[evaluation]["step"], report(&killed)[evaluation]["step"], "{evaluation}");
     }
     let mut ids: Vec<_> = calls(&killed).iter().map(|call| (call.call_id, call.choice_index)).collect();

@@ -44,6 +44,7 @@ pub async fn compare(name: &str, clients: usize, shape: Shape, rounds: usize, ti
     for _ in 0..rounds {
         for (peer, (_, target, process)) in peers.iter().enumerate() {
             let round = round(target, process.as_ref(), &mock, clients, shape, time).await;
+            let round = round.unwrap_or_else(|error| panic!("{}: {error}", peers[peer].0));
             seen.push(Round { peer, ..round });
         }
     }
@@ -84,7 +85,7 @@ async fn round(
     clients: usize,
     shape: Shape,
     time: Duration,
-) -> Round {
+) -> Result<Round, String> {
     let cpu = process.map(Process::cpu);
     let started = Instant::now();
     let mut tasks = JoinSet::new();
@@ -94,15 +95,15 @@ async fn round(
             let mut client = Client::timed(&target);
             let mut seen = Vec::new();
             while started.elapsed() < time {
-                let call = client.call(shape.is_stream).await.expect("a reply");
+                let call = client.call(shape.is_stream).await?;
                 // rllm takes ids out of what it passes on.
                 assert!(target.path.starts_with("/sessions") || (call.bytes, call.checksum) == wanted);
                 seen.push(call);
             }
-            seen
+            Ok::<_, String>(seen)
         });
     }
-    let calls = tasks.join_all().await.concat();
+    let calls = tasks.join_all().await.into_iter().collect::<Result<Vec<_>, _>>()?.concat();
     let wall = started.elapsed();
     let used = process.zip(cpu).map_or(Duration::ZERO, |(process, before)| process.cpu() - before);
     let tokens = (calls.len() * shape.tokens) as f64;
@@ -110,11 +111,11 @@ async fn round(
         values.sort_by(f64::total_cmp);
         values.get(values.len() / 2).copied().unwrap_or(0.0)
     };
-    Round {
+    Ok(Round {
         peer: 0,
         cpu_us_a_token: used.as_secs_f64() * 1e6 / tokens,
         ttft_us: p50(calls.iter().map(|call| call.ttft.as_secs_f64() * 1e6).collect()),
         gap_us: p50(calls.iter().flat_map(|call| &call.gaps).map(|gap| gap.as_secs_f64() * 1e6).collect()),
         calls_a_second: calls.len() as f64 / wall.as_secs_f64(),
-    }
+    })
 }

@@ -46,8 +46,8 @@ impl Process {
             .concat();
         let config = format!(
             "worker_processes 2;\ndaemon off;\npid {at}/pid;\nerror_log {at}/error warn;\n\
-             events {{ worker_connections 16384; }}\nhttp {{\naccess_log off;\n{bodies}\
-             upstream mock {{ server {upstream}; keepalive 1024; }}\n\
+             events {{ worker_connections 16384; }}\nhttp {{\naccess_log off;\nkeepalive_requests 1000000000;\n{bodies}\
+             upstream mock {{ server {upstream}; keepalive 1024; keepalive_requests 1000000000; }}\n\
              server {{ listen 127.0.0.1:{port} backlog=4096; tcp_nodelay on; location / {{\n\
              proxy_pass http://mock; proxy_http_version 1.1; proxy_set_header Connection \"\";\n\
              proxy_buffering off; proxy_buffer_size 64k; proxy_buffers 8 64k; proxy_busy_buffers_size 128k;\n\

@@ -29,6 +29,7 @@ mod guard;
 mod identify;
 mod kept;
 mod limits;
+mod lull;
 mod measures;
 mod models;
 mod options;
@@ -235,6 +236,7 @@ impl Proxy {
         tokio::select! {
             () = server::serve(listener, self.router(), closing, abort) => {}
             () = self.inner.sessions.keep_tidy() => {}
+            () = lull::give_back(&self.inner.slots, self.inner.options.max_in_flight) => {}
         }
     }
 

@@ -2,5 +2,7 @@
 
 #[path = "../../src/upstream/routing.rs"]
 pub mod routing;
+#[path = "../../src/upstream/sglang_completions.rs"]
+pub mod sglang_completions;
 #[path = "../../src/upstream/sglang_generate.rs"]
 pub mod sglang_generate;

@@ -2,13 +2,17 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
 use lego::protocol::chat::Reply;
+use lego::protocol::completions::Request;
+use lego::protocol::translate::{Piece, ReplyWriter};
 use lego::record::{Routing, UpstreamKind};
 use lego::upstream::routing::{RoutingHint, decode};
+use lego::upstream::sglang_completions::CompletionsWriter;
 use lego::upstream::sglang_generate::GenerateReply;
 use serde_json::{Value, json};
 
-use super::{data, hash, is_body};
+use super::{data, hash, is_body, names, written};
 
 /// SGLang's native reply, whole or streamed: ids and log-probs stay side by side, ids never change, and a reply that
 /// is written down again reads the same in both forms of its stream.
@@ -34,6 +38,60 @@ pub fn sglang_generate(input: &[u8]) {
         }
     }
     written_again(reply.reply());
+    as_completions(input);
+}
+
+/// A client of completions is told what the reader read: each choice's text and ids once and in order, and an end only
+/// where there is one.
+fn as_completions(input: &[u8]) {
+    let asked = json!({"model": "asked", "prompt": "a", "n": 2, "logprobs": 1, "return_token_ids": true});
+    let request = Request::parse(Bytes::from(asked.to_string())).expect("a request");
+    let mut writer = CompletionsWriter::new(&request, names());
+    if is_body(input) {
+        if let Ok(body) = writer.body(input) {
+            let body: Value = serde_json::from_slice(&body).expect("JSON");
+            let choices = body["choices"].as_array().expect("choices");
+            assert!(choices.iter().all(|choice| choice["finish_reason"].is_string()));
+        }
+        return;
+    }
+    let mut reply = GenerateReply::of_prompts(2);
+    let mut out = Vec::new();
+    for (_, data) in data(input) {
+        let is_read = reply.feed(&data).is_ok_and(|fed| !fed.has_error);
+        let is_written = writer.chunk(&data, &mut out).is_ok();
+        if !is_read || !is_written {
+            return;
+        }
+    }
+    writer.end(&mut out);
+    let bytes = |piece| match piece {
+        Piece::Bytes(bytes) => bytes,
+        Piece::Barrier => Bytes::new(),
+    };
+    let stream: Vec<u8> = out.into_iter().map(bytes).collect::<Vec<Bytes>>().concat();
+    let is_finished = reply.reply().is_finished(2);
+    assert_eq!(stream.ends_with(b"data: [DONE]\n\n"), is_finished);
+    let mut told: std::collections::BTreeMap<u16, (String, Vec<u32>)> = std::collections::BTreeMap::new();
+    for event in written(&stream) {
+        let Ok(chunk) = serde_json::from_slice::<Value>(&event.data()) else {
+            assert_eq!(event.data(), "[DONE]");
+            continue;
+        };
+        for choice in chunk["choices"].as_array().into_iter().flatten() {
+            let known = told.entry(choice["index"].as_u64().expect("an index") as u16).or_default();
+            known.0.push_str(choice["text"].as_str().expect("text"));
+            let ids = choice["token_ids"].as_array().into_iter().flatten();
+            known.1.extend(ids.map(|id| id.as_u64().expect("an id") as u32));
+        }
+    }
+    for (index, choice) in &reply.reply().choices {
+        let (text, ids) = told.remove(index).unwrap_or_default();
+        // A stop string that was told in part is not taken back.
+        assert!(text.starts_with(&choice.text));
+        assert_eq!(ids, choice.token_ids.clone().unwrap_or_default());
+    }
+    assert!(told.is_empty());
 }
 
 fn check(reply: &Reply) {

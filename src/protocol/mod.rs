@@ -4,7 +4,9 @@
 //! - [`json`]: byte spans of JSON members and edits on them, so that text is changed without re-serialising it.
 //! - [`chat`]: OpenAI's chat protocol: the request as lego needs it, the assembler of replies, what is cut out.
 //! - [`completions`]: OpenAI's legacy completions protocol, captured in the same way.
+//! - [`generate`]: SGLang's native protocol, captured in the same way.
 //! - [`body`]: a request's object, of which a few members are read.
+//! - [`object`]: an object being written.
 //! - [`responses`]: OpenAI's Responses protocol in front of a chat upstream.
 //! - [`translate`]: other protocols in front of a chat upstream.
 //! - [`messages`]: Anthropic's Messages protocol on that seam.
@@ -24,8 +26,10 @@ pub mod body;
 pub mod chat;
 pub mod completions;
 pub mod error;
+pub mod generate;
 pub mod json;
 pub mod messages;
+pub mod object;
 pub mod responses;
 pub mod sse;
 pub mod translate;

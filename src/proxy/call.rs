@@ -1,5 +1,7 @@
 //! A model call: from the request over its attempts upstream to the relay that answers it.
 
+mod native;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -122,6 +124,7 @@ async fn serve(
         plan,
         body,
         request,
+        prompt_ids: None,
         uri: uri.clone(),
         headers,
     };
@@ -166,6 +169,8 @@ struct Call {
     /// As the client sent it.
     body: Bytes,
     request: Request,
+    /// The ids of its prompts by the upstream's tokenizer, as JSON.
+    prompt_ids: Option<Vec<u8>>,
     uri: Uri,
     headers: HeaderMap,
     attendance: Arc<Attendance>,
@@ -181,8 +186,12 @@ struct Attempt {
 }
 
 impl Call {
-    async fn run(self, face: Face) -> Result<Response, ApiError> {
-        let capabilities = self.capabilities(&face).await;
+    async fn run(mut self, mut face: Face) -> Result<Response, ApiError> {
+        let capabilities = if face.upstream_api == ClientApi::SglangGenerate {
+            self.native(&mut face).await
+        } else {
+            self.capabilities(&face).await
+        };
         let mut attempt =
             Attempt { number: 1, first: None, is_plain: self.route.upstream.refuses_additions() };
         loop {
@@ -266,7 +275,8 @@ impl Call {
         };
         let (capabilities, probes) = asked;
         if !probes.is_empty() {
-            probe::record(inner, upstream.kind(), &self.session, model, probes).await;
+            let what = (upstream.kind(), ClientApi::OpenaiChat);
+            probe::record(inner, what, &self.session, model, probes).await;
         }
         capabilities
     }
@@ -277,6 +287,9 @@ impl Call {
         face: &Face,
         capabilities: Capabilities,
     ) -> Result<Prepared, json::ScanError> {
+        if face.upstream_api == ClientApi::SglangGenerate {
+            return self.prepared_natively(face, capabilities);
+        }
         let inner = &self.inner;
         let model = self.route.upstream_model(&inner.options, &self.request.model);
         let is_chat = face.upstream_api == ClientApi::OpenaiChat;
@@ -338,6 +351,7 @@ impl Call {
             let route = match api {
                 ClientApi::OpenaiCompletions => "/completions",
                 ClientApi::AnthropicMessages => "/messages",
+                ClientApi::SglangGenerate => upstream::NATIVE_ROUTE,
                 _ => "/chat/completions",
             };
             if let Some(inner) = gate {

@@ -13,8 +13,10 @@ use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::json;
 use crate::protocol::translate::{Piece, ReplyNames, ReplyWriter, Translation};
 use crate::protocol::volatile::Shape;
-use crate::protocol::{completions, messages, responses};
+use crate::protocol::{completions, generate, messages, responses};
 use crate::record::{CallId, ClientApi, UpstreamKind};
+use crate::upstream::sglang_completions::CompletionsWriter;
+use crate::upstream::sglang_request;
 
 /// A request as its client sent it, and as lego reads it.
 pub(super) struct Incoming {
@@ -38,7 +40,14 @@ impl Incoming {
     /// What the configuration has removed from prompts is not in the request, but in the body.
     pub(super) fn read(inner: &Inner, route: &Route, api: ClientApi, body: Bytes) -> Result<Self, ApiError> {
         let bad = |message: String| ApiError::new(400, ErrorType::InvalidRequest, "bad_request", message);
-        let speaks_messages = route.upstream.kind() == UpstreamKind::Anthropic;
+        let upstream = &route.upstream;
+        let speaks_messages = upstream.kind() == UpstreamKind::Anthropic;
+        let speaks_native = upstream.kind() == UpstreamKind::Sglang;
+        if api == ClientApi::SglangGenerate && !speaks_native {
+            let message = "the upstream of this model does not serve SGLang's POST /generate: use POST /v1/completions, or \
+                           set upstream_kind = \"sglang\" if it is an SGLang server";
+            return Err(bad(message.to_owned()));
+        }
         if speaks_messages && api != ClientApi::AnthropicMessages {
             let message = "the upstream of this model speaks Anthropic's Messages only (upstream_kind = \"anthropic\"): \
                            use POST /v1/messages";
@@ -62,19 +71,29 @@ impl Incoming {
             }
             None => None,
         };
+        let mut native: Option<Box<dyn ReplyWriter>> = None;
         let request = match (&translated, api) {
             (Some(Translation { chat, .. }), _) => Request::parse(chat.clone()),
             (None, ClientApi::OpenaiCompletions) => {
                 let read =
                     completions::Request::parse(body.clone()).map_err(|error| bad(error.to_string()))?;
+                let model = route.upstream_model(&inner.options, &read.model).unwrap_or(&read.model);
+                if speaks_native && !upstream.lacks_native() && sglang_request::is_expressible(&read, model) {
+                    native = Some(Box::new(CompletionsWriter::new(&read, names(told))));
+                }
                 Ok(Request::from_completions(&read))
+            }
+            (None, ClientApi::SglangGenerate) => {
+                let read = generate::Request::parse(body.clone()).map_err(|error| bad(error.to_string()))?;
+                Ok(Request::from_generate(&read))
             }
             (None, _) => Request::parse(told.clone()),
         };
         let request = request.map_err(|error| bad(error.to_string()))?;
-        let (upstream_api, writer) = match translated {
-            Some(Translation { reply, .. }) => (ClientApi::OpenaiChat, Some(reply)),
-            None => (api, None),
+        let (upstream_api, writer) = match (translated, native) {
+            (Some(Translation { reply, .. }), _) => (ClientApi::OpenaiChat, Some(reply)),
+            (None, Some(writer)) => (ClientApi::SglangGenerate, Some(writer)),
+            (None, None) => (api, None),
         };
         Ok(Self { body, request, face: Face { api, upstream_api, writer } })
     }
@@ -95,6 +114,12 @@ pub(super) fn as_configured(inner: &Inner, mut chat: Bytes) -> Result<Bytes, Api
 }
 
 impl Face {
+    /// The upstream is spoken to in the client's protocol after all.
+    pub(super) fn speak_plainly(&mut self) {
+        self.upstream_api = self.api;
+        self.writer = None;
+    }
+
     /// An answer that is an error.
     pub(super) fn error(&self, error: &ApiError) -> Response {
         reply::error(self.api, error)
@@ -120,6 +145,10 @@ impl Face {
             Some(_) => Some(self.written(|writer, pieces| writer.keep_alive(pieces))),
             None if self.api == ClientApi::AnthropicMessages => {
                 Some(vec![Bytes::from_static(b"event: ping\ndata: {\"type\": \"ping\"}\n\n")])
+            }
+            // The protocol has no event that says nothing: each has an output's `meta_info`.
+            None if self.api == ClientApi::SglangGenerate => {
+                Some(vec![Bytes::from_static(b": keep-alive\n\n")])
             }
             None => None,
         }

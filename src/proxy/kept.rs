@@ -24,6 +24,15 @@ impl Kept {
         }
     }
 
+    /// Lets go of a block that a later one says again. Others keep their places.
+    pub(super) fn forget(&mut self, block: usize) {
+        if let Self::Events(blocks) = self
+            && let Some(block) = blocks.get_mut(block)
+        {
+            *block = Bytes::from_static(b":\n\n");
+        }
+    }
+
     /// Number of blocks.
     pub(super) const fn len(&self) -> usize {
         match self {

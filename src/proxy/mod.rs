@@ -111,6 +111,11 @@ fn model_routes(base: &str) -> Router<Shared> {
         .route(&at("/models"), get(models::models))
 }
 
+/// SGLang's native protocol, whose route has no version.
+fn native_route(base: &str) -> Router<Shared> {
+    Router::new().route(&format!("{base}/generate"), call::route(ClientApi::SglangGenerate))
+}
+
 /// What a handler gets.
 #[derive(Clone)]
 struct Shared {
@@ -185,6 +190,8 @@ impl Proxy {
         let routes = Router::new()
             .merge(model_routes("/v1"))
             .merge(model_routes("/sessions/{session}/v1"))
+            .merge(native_route(""))
+            .merge(native_route("/sessions/{session}"))
             .route("/sessions/{session}/end", post(identify::end))
             .route("/metrics", get(models::metrics))
             // What is above needs the client token where there is one; what is below is for load balancers.
@@ -197,7 +204,7 @@ impl Proxy {
     /// The routes of one session's own listener: its model routes and nothing else.
     fn session_router(&self, session: Arc<Session>) -> Router {
         let state = Shared { inner: Arc::clone(&self.inner), door: Door::Session(session) };
-        layered(model_routes("/v1"), state)
+        layered(model_routes("/v1").merge(native_route("")), state)
     }
 
     /// Opens a session.

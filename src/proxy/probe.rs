@@ -6,8 +6,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::value::RawValue;
 
 use super::Inner;
+use super::received::Received;
 use super::session::Session;
-use crate::protocol::chat::Reply;
 use crate::record::{
     Call, CallId, CallKind, CallStatus, ClientApi, IdsSource, LogprobSemantics, SCHEMA_VERSION, Sampling,
     UpstreamKind, Usage, WeightSource,
@@ -17,27 +17,34 @@ use crate::upstream::ProbeExchange;
 /// Stores the probes in the session of the call that needed them. They are lego's own: a trainer does not get them.
 pub(super) async fn record(
     inner: &Arc<Inner>,
-    kind: UpstreamKind,
+    (kind, api): (UpstreamKind, ClientApi),
     session: &Session,
     model: &str,
     probes: Vec<ProbeExchange>,
 ) {
-    let calls = probes.into_iter().map(|probe| call(kind, session, model, probe)).collect();
+    let calls = probes.into_iter().map(|probe| call((kind, api), session, model, probe)).collect();
     if let Err(error) = inner.sink.append(calls).await {
         tracing::error!(%error, "a probe could not be captured");
     }
 }
 
-fn call(kind: UpstreamKind, session: &Session, model: &str, probe: ProbeExchange) -> Call {
+fn call(
+    (kind, api): (UpstreamKind, ClientApi),
+    session: &Session,
+    model: &str,
+    probe: ProbeExchange,
+) -> Call {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let raw = |bytes: &[u8]| {
         String::from_utf8(bytes.to_vec()).ok().and_then(|text| RawValue::from_string(text).ok())
     };
     // Its tokens were sampled like any others, and are accounted for.
-    let mut reply = Reply::default();
-    if let Err(error) = reply.feed(&probe.reply) {
-        tracing::debug!(%error, "the reply to a probe is no chat reply");
+    let mut reply = Received::new(api, 1);
+    if let Err(error) = reply.body(&probe.reply) {
+        tracing::debug!(%error, "the reply to a probe is none of its protocol");
     }
+    let mut reply = reply.so_far().clone();
+    let prompt_token_ids = reply.prompt_ids_of(0, 1).map(<[u32]>::to_vec);
     let choice = reply.choices.remove(&0).unwrap_or_default();
     let source = |has_ids: bool| if has_ids { IdsSource::Engine } else { IdsSource::Absent };
     let is_ok = probe.error.is_none() && probe.status.is_some_and(|status| (200..300).contains(&status));
@@ -59,10 +66,10 @@ fn call(kind: UpstreamKind, session: &Session, model: &str, probe: ProbeExchange
         http_status: probe.status.unwrap_or(0),
         tokenizer_sha256: None,
         template_sha256: None,
-        client_api: ClientApi::OpenaiChat,
+        client_api: api,
         client_stream: false,
         upstream_kind: kind,
-        upstream_api: ClientApi::OpenaiChat,
+        upstream_api: api,
         model_requested: model.to_owned(),
         model_served: reply.model,
         received_at: i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX),
@@ -71,8 +78,8 @@ fn call(kind: UpstreamKind, session: &Session, model: &str, probe: ProbeExchange
         client_request: None,
         upstream_request: raw(&probe.request),
         response: raw(&probe.reply),
-        prompt_ids_source: source(reply.prompt_token_ids.is_some()),
-        prompt_token_ids: reply.prompt_token_ids,
+        prompt_ids_source: source(prompt_token_ids.is_some()),
+        prompt_token_ids,
         completion_ids_source: source(choice.token_ids.is_some()),
         completion_token_ids: choice.token_ids,
         completion_logprobs: choice.logprobs,

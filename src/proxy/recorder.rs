@@ -1,5 +1,7 @@
 //! What is captured of one call, and its way to the store. Dropped before its end, it records that too.
 
+mod prompts;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -11,16 +13,15 @@ use tracing::Instrument as _;
 use super::columns::tool_calls;
 use super::kept::{self, Kept};
 use super::limits::Places;
-use super::received::Received;
+use super::received::{Received, Unreadable};
 use super::rejoin::Attendance;
 use super::routes::Route;
 use super::session::Session;
 use super::{Inner, verdict};
-use crate::protocol::chat::{Choice, Reply, ReplyError, Request};
+use crate::protocol::chat::{Choice, CutError, CutReply, Reply, Request};
 use crate::protocol::messages::Assembled;
 use crate::record::{
-    Call, CallId, CallKind, CallStatus, ClientApi, IdsSource, SCHEMA_VERSION, SinkError, Usage, WeightSource,
-    WeightSpan,
+    Call, CallId, CallKind, CallStatus, ClientApi, SCHEMA_VERSION, SinkError, Usage, WeightSource, WeightSpan,
 };
 use crate::upstream;
 use crate::upstream::dialect::{self, Prepared};
@@ -90,6 +91,7 @@ impl Recorder {
             tokens,
             _slot: slot,
             call_id: CallId::now(),
+            reply: Received::new(wire.upstream_api, request.n_each),
             request,
             prepared,
             attempt: 1,
@@ -109,7 +111,6 @@ impl Recorder {
             unreadable: None,
             committed: BTreeSet::new(),
             is_done: false,
-            reply: Received::new(wire.upstream_api),
             wire,
             last_event: None,
             span: tracing::Span::current(),
@@ -137,7 +138,16 @@ impl Recorder {
             None => self.inner.measures.ttft.record(now - self.received),
         }
         let read = self.reply.event(name, data);
-        self.read(read)
+        let read = self.read(read);
+        if let Some(block) = self.reply.superseded(self.kept.len().saturating_sub(1)) {
+            self.kept.forget(block);
+        }
+        read
+    }
+
+    /// What of an event or a body comes only of what lego asked for.
+    pub(super) fn cut(&self, text: &[u8]) -> Result<CutReply, CutError> {
+        self.reply.cut(text, &self.prepared.cut)
     }
 
     /// Reads a copy of a whole body.
@@ -263,7 +273,7 @@ impl Recorder {
             .then(|| format!("call {}: {}: {error}", self.call_id, status.as_str()))
     }
 
-    fn read(&mut self, read: Result<Assembled, ReplyError>) -> Assembled {
+    fn read(&mut self, read: Result<Assembled, Unreadable>) -> Assembled {
         read.unwrap_or_else(|error| {
             self.unreadable(error.to_string());
             Assembled::default()
@@ -295,6 +305,7 @@ impl Recorder {
             response = response.map(|json| kept::raw(&self.without_key(json.get())));
         }
         let missing = Choice::default();
+        let prompts = self.prompt_tokens();
         let record = |&index: &u16| {
             let choice = self.reply().choices.get(&index).unwrap_or(&missing);
             // One that had its finish reason before the others broke off is whole.
@@ -306,7 +317,7 @@ impl Recorder {
             let mut call = self.call(index, choice, status, error);
             call.response = response.clone();
             let constrained = self.request.is_constrained;
-            call.not_trainable_reasons = verdict::reasons(&call, sampled as u64, constrained);
+            call.not_trainable_reasons = verdict::reasons(&call, sampled as u64, prompts, constrained);
             call.not_trainable_reasons.extend(self.more_reasons.iter().cloned());
             call.trainable = call.not_trainable_reasons.is_empty();
             call
@@ -318,15 +329,12 @@ impl Recorder {
         let spec = &self.session.spec;
         let upstream = &self.wire.route.upstream;
         let kind = upstream.kind();
-        let source = |has_ids: bool| {
-            if has_ids { IdsSource::Engine } else { IdsSource::Absent }
-        };
-        let prompt_ids = self.reply().prompt_ids_of(index, self.choices_a_prompt());
+        let (prompt_ids, prompt_ids_source) = self.prompt_ids(index);
         let told = dialect::told_weights(self.reply(), choice);
         let (weight_spans, weight_source) = told.unwrap_or_else(|| self.weights(choice));
         let routing = {
             let hint = upstream.routing_hint();
-            upstream::routing::captured(kind, hint, &self.request, self.reply(), choice)
+            upstream::routing::captured(kind, hint, &self.request, prompt_ids, choice)
         };
         let upstream_request =
             (self.prepared.body != self.wire.client_body).then(|| kept::raw(&self.prepared.body));
@@ -360,7 +368,7 @@ impl Recorder {
             client_request: Some(kept::raw(&self.wire.client_body)),
             upstream_request,
             response: None,
-            prompt_ids_source: source(prompt_ids.is_some()),
+            prompt_ids_source,
             prompt_token_ids: prompt_ids.map(<[u32]>::to_vec),
             completion_token_ids: choice.token_ids.clone(),
             completion_ids_source: dialect::completion_ids_source(choice),
@@ -387,25 +395,8 @@ impl Recorder {
         }
     }
 
-    /// Choices that share a prompt.
-    fn choices_a_prompt(&self) -> u64 {
-        if self.request.is_completion {
-            self.request.get("n").and_then(|n| n.as_u64()).unwrap_or(1)
-        } else {
-            self.request.n
-        }
-    }
-
-    /// Which weights sampled: the reply says, or lego's clock does if it stood still during the call.
+    /// Which weights sampled, where the reply does not say: lego's clock does if it stood still during the call.
     fn weights(&self, choice: &Choice) -> (Option<Vec<WeightSpan>>, WeightSource) {
-        if let Some(spans) = &choice.weight_versions {
-            let spans = spans.iter().map(|span| WeightSpan {
-                version: span.version.clone(),
-                start: span.start,
-                end: span.end,
-            });
-            return (Some(spans.collect()), WeightSource::ReplySpans);
-        }
         let now = self.wire.route.version_now(&self.inner, &self.session);
         match (&self.version_at_start, now, &choice.token_ids) {
             (Some(start), Some(end), Some(ids)) if *start == end => {

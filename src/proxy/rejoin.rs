@@ -49,6 +49,7 @@ pub(super) struct Attendance {
     pub(super) inner: Arc<Inner>,
     pub(super) session: Arc<Session>,
     api: ClientApi,
+    upstream_api: ClientApi,
     /// The request as lego reads it.
     body: Bytes,
     pub(super) conversation_id: Option<String>,
@@ -71,6 +72,7 @@ impl Attendance {
             inner: Arc::clone(inner),
             session: Arc::clone(session),
             api: incoming.face.api,
+            upstream_api: incoming.face.upstream_api,
             body: incoming.request.body().clone(),
             conversation_id,
             is_away: AtomicBool::new(false),
@@ -139,6 +141,7 @@ impl Attendance {
     fn is_same(&self, incoming: &Incoming, conversation_id: Option<&str>) -> bool {
         let body = incoming.request.body();
         self.api == incoming.face.api
+            && self.upstream_api == incoming.face.upstream_api
             && self.conversation_id.as_deref() == conversation_id
             && (self.body == body || is_same_request(&self.body, body))
     }

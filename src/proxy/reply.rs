@@ -54,6 +54,8 @@ pub(super) fn api_of(path: &str) -> ClientApi {
         ClientApi::AnthropicMessages
     } else if ends("/responses") {
         ClientApi::OpenaiResponses
+    } else if ends("/generate") {
+        ClientApi::SglangGenerate
     } else if ends("/completions") && !ends("/chat/completions") {
         ClientApi::OpenaiCompletions
     } else {

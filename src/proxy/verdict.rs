@@ -44,9 +44,15 @@ pub(super) fn all_reasons() -> impl Iterator<Item = String> {
         .chain(kinds.map(|kind| format!("kind_{}", kind.as_str())))
 }
 
-/// The reasons; none: trainable. `sampled_in_call` is the number of ids over all choices of the call. What the
-/// record says already (its routing could not be read) stays.
-pub(super) fn reasons(call: &Call, sampled_in_call: u64, is_constrained: bool) -> Vec<String> {
+/// The reasons; none: trainable. `sampled_in_call` is the number of ids over all choices of the call,
+/// `prompts_in_call` that over all prompts where it has several. What the record says already (its routing could not
+/// be read) stays.
+pub(super) fn reasons(
+    call: &Call,
+    sampled_in_call: u64,
+    prompts_in_call: Option<u64>,
+    is_constrained: bool,
+) -> Vec<String> {
     let mut found: Vec<String> = call.not_trainable_reasons.clone();
     let mut say = |reason: &str| found.push(reason.to_owned());
     if call.status != CallStatus::Ok {
@@ -81,7 +87,8 @@ pub(super) fn reasons(call: &Call, sampled_in_call: u64, is_constrained: bool) -
             if ids.is_some() && usage.completion_tokens != sampled_in_call {
                 say("ids_usage_mismatch");
             }
-            if prompt.is_some_and(|prompt| prompt.len() as u64 != usage.prompt_tokens) {
+            let of_prompts = |prompt: &Vec<u32>| prompts_in_call.unwrap_or(prompt.len() as u64);
+            if prompt.is_some_and(|prompt| of_prompts(prompt) != usage.prompt_tokens) {
                 say("prompt_ids_usage_mismatch");
             }
         }

@@ -15,7 +15,6 @@ use super::recorder::Recorder;
 use super::routes::Route;
 use super::stop::Stop;
 use super::{Inner, rejoin, reply};
-use crate::protocol::chat;
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::json;
 use crate::record::CallStatus;
@@ -244,9 +243,8 @@ async fn settle(
                 }
             },
             None => {
-                let wanted = &recorder.prepared.cut;
-                if !wanted.is_nothing() {
-                    match chat::cut(&text, wanted) {
+                if !recorder.prepared.cut.is_nothing() {
+                    match recorder.cut(&text) {
                         Ok(cut) if cut.edits.is_empty() => {}
                         Ok(cut) => out = Bytes::from(json::apply(&text, &cut.edits)),
                         Err(error) => recorder.unreadable(error.to_string()),

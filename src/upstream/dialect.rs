@@ -7,6 +7,8 @@
 //! | sglang | `return_token_ids` (0.5.18), else ids beside the log-probs of `return_meta_info` | refused | in `meta_info` and `metadata` | left out |
 //! | openai | none: recorded, never trainable | | none | `logprobs` null |
 //!
+//! SGLang's native endpoint is asked otherwise: [`sglang_request`](super::sglang_request).
+//!
 //! All are asked for `logprobs`; a gateway that refuses them is asked again without. Expert routing comes in whole
 //! replies only: vLLM sends it when its server was started so, SGLang when asked (`return_routed_experts`).
 //! [`Capabilities`] says which release it is; what a reply lacks all the same, its verdict says.
@@ -17,6 +19,7 @@ use serde_json::Value;
 use super::capabilities::{Capabilities, IdsChannel};
 use crate::config::Relay;
 use crate::protocol::chat::{Choice, Cut, IdsFrom, Reply, Request, Unasked};
+use crate::protocol::completions::Prompt;
 use crate::protocol::json::ScanError;
 use crate::record::{IdsSource, LogprobSemantics, Sampling, UpstreamKind, WeightSource, WeightSpan};
 
@@ -48,6 +51,8 @@ pub struct Prepared {
     pub sampling_sent: Sampling,
     /// Semantics of the log-probs that will come back.
     pub logprob_semantics: LogprobSemantics,
+    /// The prompts, where they are sent as they are used: token ids among them are the prompt's own.
+    pub sent_prompts: Vec<Prompt>,
 }
 
 /// Members that change the distribution and that no client may set while lego decides sampling.
@@ -174,7 +179,15 @@ pub fn prepare(
         }
     });
     let logprob_semantics = semantics(kind, &sampling_sent);
-    Ok(Prepared { body, upstream_is_stream, cut, sampling_requested, sampling_sent, logprob_semantics })
+    Ok(Prepared {
+        body,
+        upstream_is_stream,
+        cut,
+        sampling_requested,
+        sampling_sent,
+        logprob_semantics,
+        sent_prompts: Vec::new(),
+    })
 }
 
 /// Asks for what is to be captured, and notes what comes back only because of it.
@@ -310,7 +323,7 @@ fn with_usage(request: &Request) -> String {
     }
 }
 
-fn sampling_of(get: &dyn Fn(&str) -> Option<Value>) -> Sampling {
+pub(super) fn sampling_of(get: &dyn Fn(&str) -> Option<Value>) -> Sampling {
     let number = |name: &str| get(name).and_then(|value| value.as_f64());
     let stop = get("stop").and_then(|stop| match stop {
         Value::String(text) => Some(vec![text]),
@@ -351,7 +364,7 @@ pub fn is_untruncated(sent: &Sampling) -> bool {
 /// truncation all of an engine's modes agree. Otherwise vLLM's and a gateway's mode is the server's secret, the
 /// embedded engine gives raw values, and SGLang divides by the temperature (unless it is greedy) and gives what is
 /// before truncation.
-fn semantics(kind: UpstreamKind, sent: &Sampling) -> LogprobSemantics {
+pub(super) fn semantics(kind: UpstreamKind, sent: &Sampling) -> LogprobSemantics {
     let all_modes_agree = is_untruncated(sent) && sent.temperature == Some(1.0);
     match kind {
         _ if all_modes_agree => LogprobSemantics::RawT1,

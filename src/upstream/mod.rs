@@ -4,7 +4,8 @@
 //!   be cut out of the reply because of it (law 5).
 //! - [`Capabilities`]: what an upstream can give, as a probe's reply showed it.
 //! - [`routing`]: expert routing out of replies.
-//! - [`sglang_generate`]: replies of SGLang's native endpoint.
+//! - [`sglang_generate`]: replies of SGLang's native endpoint; [`sglang_request`]: what it is asked;
+//!   [`sglang_completions`]: its replies as those of completions.
 //! - [`Upstream`]: the transport. Plain http goes over a connection pool of our own on `hyper` ([`pool`]), https and
 //!   proxied hosts over `reqwest`, the embedded engine over its in-process `axum` router.
 //!
@@ -20,10 +21,13 @@ mod connect;
 pub mod dialect;
 mod headers;
 mod key;
+mod native;
 mod pool;
 mod probe;
 pub mod routing;
+pub mod sglang_completions;
 pub mod sglang_generate;
+pub mod sglang_request;
 mod transport;
 mod unpack;
 mod url;
@@ -32,6 +36,7 @@ pub use body::{BodyError, UpstreamBody};
 pub use capabilities::{Capabilities, IdsChannel, probe_body};
 pub use connect::ConnectError;
 pub use headers::{forward_reply_headers, forward_request_headers};
+pub use native::{Native, ROUTE as NATIVE_ROUTE, tokenized};
 pub use probe::ProbeExchange;
 pub use transport::{Timeouts, Upstream, UpstreamError, UpstreamReply};
 pub use url::{BaseUrl, InvalidUrl};

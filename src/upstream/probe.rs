@@ -9,6 +9,7 @@ use tokio::sync::{Mutex, OnceCell};
 use tokio::time::Instant;
 
 use super::capabilities::{Capabilities, PROBES, probe_body};
+use super::native::{self, Native};
 use super::transport::{Upstream, UpstreamReply};
 
 /// Longest wait for all probes of one round: a call that needs them goes on with what is assumed.
@@ -34,8 +35,8 @@ pub struct ProbeExchange {
 
 /// What was found out, and who is at it.
 #[derive(Debug)]
-pub(super) struct ProbeState {
-    found: OnceCell<Capabilities>,
+pub(super) struct ProbeState<T> {
+    found: OnceCell<T>,
     /// Held while a round runs; no round before this time.
     running: Mutex<Option<Instant>>,
     /// Rounds that ended, whatever came of them.
@@ -43,11 +44,22 @@ pub(super) struct ProbeState {
     limit: Duration,
 }
 
-impl Default for ProbeState {
+impl<T> Default for ProbeState<T> {
     fn default() -> Self {
         let (found, running, rounds) = (OnceCell::new(), Mutex::new(None), AtomicU64::new(0));
         Self { found, running, rounds, limit: PROBE_LIMIT }
     }
+}
+
+/// How something is found out.
+struct Question<'a, T> {
+    route: &'static str,
+    /// What stands until it is known.
+    assumed: T,
+    /// The body of the probe number so and so.
+    body: &'a (dyn Fn(usize) -> Option<Bytes> + Sync),
+    /// What a reply with this status shows.
+    read: &'a (dyn Fn(u16, &[u8]) -> Option<T> + Sync),
 }
 
 impl Upstream {
@@ -56,12 +68,43 @@ impl Upstream {
     /// is down, or refuses it) is run again by the next call, or some minutes later if it was not answered in time; until
     /// then the answer is what is assumed of the kind.
     pub async fn capabilities(&self, model: &str) -> (Capabilities, Vec<ProbeExchange>) {
-        let state = self.probe_state();
+        let kind = self.kind();
+        let question = Question {
+            route: "/chat/completions",
+            assumed: Capabilities::assumed(kind),
+            body: &|attempt| probe_body(kind, model, attempt),
+            read: &|status, body| Capabilities::from_reply(kind, status, body),
+        };
+        self.find_out(self.probe_state(), question).await
+    }
+
+    /// What SGLang's native endpoint gives; found out as [`Upstream::capabilities`] are.
+    pub async fn native(&self) -> (Native, Vec<ProbeExchange>) {
+        let question = Question {
+            route: native::ROUTE,
+            assumed: Native::ASSUMED,
+            body: &native::probe_body,
+            read: &Native::from_reply,
+        };
+        self.find_out(self.native_state(), question).await
+    }
+
+    /// True if a probe found that there is no native endpoint.
+    #[must_use]
+    pub fn lacks_native(&self) -> bool {
+        self.native_state().found.get().is_some_and(|native| !native.is_there)
+    }
+
+    async fn find_out<T: Copy + Send + Sync + std::fmt::Debug>(
+        &self,
+        state: &ProbeState<T>,
+        question: Question<'_, T>,
+    ) -> (T, Vec<ProbeExchange>) {
         if let Some(found) = state.found.get() {
             return (*found, Vec::new());
         }
-        let assumed = Capabilities::assumed(self.kind());
-        if probe_body(self.kind(), model, 0).is_none() {
+        let assumed = question.assumed;
+        if (question.body)(0).is_none() {
             return (assumed, Vec::new());
         }
         let before = state.rounds.load(Ordering::Acquire);
@@ -71,7 +114,7 @@ impl Upstream {
             return (state.found.get().copied().unwrap_or(assumed), Vec::new());
         }
         let mut exchanges = Vec::new();
-        let round = self.probe(model, &mut exchanges);
+        let round = self.probe(&question, &mut exchanges);
         let found = match tokio::time::timeout(state.limit, round).await {
             Ok(found) => found,
             Err(_) => {
@@ -92,18 +135,18 @@ impl Upstream {
     }
 
     /// Asks for less until a reply says something.
-    async fn probe(&self, model: &str, exchanges: &mut Vec<ProbeExchange>) -> Option<Capabilities> {
+    async fn probe<T>(&self, question: &Question<'_, T>, exchanges: &mut Vec<ProbeExchange>) -> Option<T> {
         for attempt in 0..PROBES {
-            let request = probe_body(self.kind(), model, attempt)?;
+            let request = (question.body)(attempt)?;
             exchanges.push(ProbeExchange {
                 request: request.clone(),
                 status: None,
                 reply: Bytes::new(),
                 error: Some("it was not answered in time".to_owned()),
             });
-            let exchange = self.exchange_probe(request).await;
+            let exchange = self.exchange_probe(question.route, request).await;
             let status = exchange.status;
-            let found = Capabilities::from_reply(self.kind(), status.unwrap_or(0), &exchange.reply);
+            let found = (question.read)(status.unwrap_or(0), &exchange.reply);
             if let Some(last) = exchanges.last_mut() {
                 *last = exchange;
             }
@@ -114,9 +157,9 @@ impl Upstream {
         None
     }
 
-    async fn exchange_probe(&self, request: Bytes) -> ProbeExchange {
+    async fn exchange_probe(&self, route: &str, request: Bytes) -> ProbeExchange {
         let headers = HeaderMap::new();
-        let sent = self.send(Method::POST, "/chat/completions", None, &headers, request.clone()).await;
+        let sent = self.send(Method::POST, route, None, &headers, request.clone()).await;
         let UpstreamReply { status, mut body, .. } = match sent {
             Ok(reply) => reply,
             Err(error) => {

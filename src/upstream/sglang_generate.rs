@@ -3,6 +3,9 @@
 //! A stream repeats everything so far in each event (cumulative), or sends only what is new (incremental, a server
 //! flag); nothing in an event says which, and totals are totals in both. The number of ids in an event tells: with
 //! everything so far it is `completion_tokens`, with only what is new it is what `completion_tokens` grew by.
+//!
+//! The prompt's ids are `prompt_token_ids` where they were asked for, else those beside the log-probs of the whole
+//! prompt (`logprob_start_len` 0).
 
 use std::collections::BTreeMap;
 
@@ -40,11 +43,33 @@ pub struct GenerateReply {
     form: Option<Form>,
     /// `completion_tokens` of each output so far.
     totals: BTreeMap<u16, u64>,
-    /// `prompt_tokens` of each output.
-    prompts: BTreeMap<u16, u64>,
+    /// `prompt_tokens` and `cached_tokens` of each output.
+    prompts: BTreeMap<u16, (u64, Option<u64>)>,
+    /// Outputs that share a prompt; 0: all do.
+    each: u64,
+    /// The output of which the last event told everything so far.
+    repeated: Option<u16>,
 }
 
 impl GenerateReply {
+    /// A reply to several prompts, with this many outputs of each. The prompt's ids are in its outputs.
+    #[must_use]
+    pub fn of_prompts(each: u64) -> Self {
+        Self { each: each.max(1), ..Self::default() }
+    }
+
+    /// The output of which the last event told everything so far, so that the events before it tell nothing more.
+    #[must_use]
+    pub const fn repeated(&self) -> Option<u16> {
+        self.repeated
+    }
+
+    /// Whether each event tells everything so far; `None`: no event has shown it yet.
+    #[must_use]
+    pub fn is_cumulative(&self) -> Option<bool> {
+        self.form.map(|form| form == Form::Cumulative)
+    }
+
     /// The reply so far.
     #[must_use]
     pub const fn reply(&self) -> &Reply {
@@ -75,6 +100,7 @@ impl GenerateReply {
             },
         };
         let mut fed = Fed::default();
+        self.repeated = None;
         let outputs = match view {
             View::Outputs(outputs) => outputs.into_iter().enumerate().collect(),
             View::Output(output) => vec![(0, *output)],
@@ -119,9 +145,10 @@ impl GenerateReply {
                 known.text.push_str(&output.text.unwrap_or_default());
                 append(known, ids, values, before, total)?;
             }
-            // Both forms of the first event are the same.
+            // Both forms of the first event are the same; so are those of the abort of one token, but for its text.
             Some(Form::Cumulative) | None => {
-                let text = output.text.unwrap_or_default();
+                let told = output.text.filter(|text| form.is_some() || before == 0 || !text.is_empty());
+                let text = told.unwrap_or_else(|| known.text.clone());
                 let goes_on = match (&known.token_ids, &ids) {
                     (Some(before), Some(ids)) => ids.starts_with(before),
                     (Some(_), None) => false,
@@ -161,18 +188,32 @@ impl GenerateReply {
             }
             known.finish_reason = Some(reason.kind);
         }
-        self.reply.id = self.reply.id.take().or(meta.id);
-        if self.reply.prompt_token_ids.is_none() {
-            self.reply.prompt_token_ids = output.prompt_token_ids;
+        let is_repeated = form == Some(Form::Cumulative) || (form.is_none() && before == 0);
+        self.repeated = is_repeated.then_some(index);
+        let place =
+            if self.each == 0 { &mut self.reply.prompt_token_ids } else { &mut known.prompt_token_ids };
+        if place.is_none() {
+            let scored = meta.input_token_logprobs.map(|list| list_ids(&list));
+            let is_all = |ids: &Vec<u32>| !ids.is_empty() && Some(ids.len() as u64) == meta.prompt_tokens;
+            *place = output.prompt_token_ids.or_else(|| scored.flatten().filter(is_all));
         }
-        self.prompts.extend(meta.prompt_tokens.map(|tokens| (index, tokens)));
-        self.reply.usage = self.usage(meta.cached_tokens, meta.reasoning_tokens);
+        self.reply.id = self.reply.id.take().or(meta.id);
+        self.prompts.extend(meta.prompt_tokens.map(|tokens| (index, (tokens, meta.cached_tokens))));
+        self.reply.usage = self.usage(meta.reasoning_tokens);
         Ok(is_over)
     }
 
-    /// Usage as the chat endpoint counts it: the prompt once, the outputs' tokens together.
-    fn usage(&self, cached_tokens: Option<u64>, reasoning_tokens: Option<u64>) -> Option<ReplyUsage> {
-        let prompt_tokens = *self.prompts.values().next()?;
+    /// Usage as the chat endpoint counts it: each prompt once, the outputs' tokens together.
+    fn usage(&self, reasoning_tokens: Option<u64>) -> Option<ReplyUsage> {
+        let mut prompts: BTreeMap<u64, (u64, Option<u64>)> = BTreeMap::new();
+        for (index, told) in &self.prompts {
+            prompts.entry(u64::from(*index).checked_div(self.each).unwrap_or(0)).or_insert(*told);
+        }
+        let (mut prompt_tokens, mut cached_tokens) = prompts.pop_first()?.1;
+        for (tokens, cached) in prompts.into_values() {
+            prompt_tokens = prompt_tokens.saturating_add(tokens);
+            cached_tokens = cached_tokens.zip(cached).map(|(a, b)| a.saturating_add(b));
+        }
         let completion_tokens = self.totals.values().fold(0, |sum: u64, total| sum.saturating_add(*total));
         Some(ReplyUsage { prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens })
     }
@@ -195,8 +236,8 @@ fn form(
     // The event of an abort repeats the last id in the incremental form: what is too much is left out later.
     let may_be_incremental = count == new || (new == 0 && count == 1 && before > 0);
     let form = match (count == total, may_be_incremental) {
-        (true, true) if total_before == 0 => known,
-        (true, true) => known.or(Some(Form::Cumulative)),
+        // The first event, or an abort that repeats the only id.
+        (true, true) => known,
         (true, false) => Some(Form::Cumulative),
         (false, true) => Some(Form::Incremental),
         (false, false) => None,
@@ -241,6 +282,11 @@ fn values(pairs: &[(Option<u32>, Option<f32>)], ids: Option<&[u32]>) -> Vec<Opti
         _ => None,
     };
     ids.iter().enumerate().map(value).collect()
+}
+
+/// The ids of a list of log-probs, where each has one.
+fn list_ids(list: &[Vec<&RawValue>]) -> Option<Vec<u32>> {
+    pairs(list).into_iter().map(|(id, _)| id).collect()
 }
 
 fn stop_match(matched: Matched) -> Option<StopMatch> {
@@ -291,6 +337,8 @@ struct Meta<'a> {
     routed_experts: Option<&'a RawValue>,
     #[serde(borrow)]
     output_token_logprobs: Option<Vec<Vec<&'a RawValue>>>,
+    #[serde(borrow)]
+    input_token_logprobs: Option<Vec<Vec<&'a RawValue>>>,
 }
 
 #[derive(Deserialize)]

@@ -104,6 +104,50 @@ fn an_abort_that_repeats_the_last_id_is_clamped_and_is_no_stop() {
 }
 
 #[test]
+fn an_abort_after_the_first_token_shows_no_form() {
+    let abort = r#","finish_reason":{"type":"abort","message":"paused"}"#;
+    let with_index = |index: u16, event: String| format!(r#"{{"index":{index},{}"#, &event[1..]);
+    for (text, second) in [("", event("c", "[3]", 2, "")), ("a", event("bc", "[2,3]", 2, ""))] {
+        let reply = feed_all([
+            with_index(0, event("a", "[1]", 1, "")),
+            with_index(1, event("b", "[2]", 1, "")),
+            with_index(0, event(text, "[1]", 1, abort)),
+            with_index(1, second),
+        ]);
+        let reply = reply.expect("a reply").into_reply();
+        assert_eq!((reply.choices[&0].text.as_str(), &reply.choices[&0].token_ids), ("a", &Some(vec![1])));
+        assert_eq!(
+            (reply.choices[&1].text.as_str(), &reply.choices[&1].token_ids),
+            ("bc", &Some(vec![2, 3]))
+        );
+    }
+}
+
+#[test]
+fn several_prompts_have_their_own_ids_and_are_counted_once() {
+    let output = |prompt: &str, cached: u32| {
+        event("x", "[9]", 1, &format!(r#","cached_tokens":{cached},"finish_reason":{{"type":"length"}}"#))
+            .replacen('{', &format!(r#"{{"prompt_token_ids":{prompt},"#), 1)
+    };
+    let (one, two) = (output("[1,2]", 1), output("[3,4]", 2));
+    let mut reply = GenerateReply::of_prompts(2);
+    reply.feed(format!("[{one},{one},{two},{two}]").as_bytes()).expect("a reply");
+    let reply = reply.into_reply();
+    let usage = reply.usage.expect("usage");
+    assert_eq!((usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens), (4, 4, Some(3)));
+    assert_eq!(
+        (reply.prompt_ids_of(1, 2), reply.prompt_ids_of(2, 2)),
+        (Some(&[1, 2][..]), Some(&[3, 4][..]))
+    );
+    assert_eq!(reply.prompt_token_ids, None);
+    // Beside log-probs of the whole prompt, and of no part of it.
+    for (scored, ids) in [("[[null,5,null],[-0.5,6,null]]", Some(vec![5, 6])), ("[[-0.5,6,null]]", None)] {
+        let scored = event("x", "[9]", 1, &format!(r#","input_token_logprobs":{scored}"#));
+        assert_eq!(feed_all([scored]).expect("a reply").into_reply().prompt_token_ids, ids);
+    }
+}
+
+#[test]
 fn several_outputs_are_several_choices() {
     let one =
         |id: u32| event("x", &format!("[{id},9]"), 2, r#","finish_reason":{"type":"stop","matched":"</s>"}"#);

@@ -11,8 +11,10 @@ use http_body_util::Full;
 use tower::ServiceExt;
 
 use super::body::UpstreamBody;
+use super::capabilities::Capabilities;
 use super::headers::forward_request_headers;
 use super::key::{self, ApiKey};
+use super::native::Native;
 use super::pool::{Pool, PoolError};
 use super::probe::ProbeState;
 use super::routing::RoutingHint;
@@ -89,7 +91,8 @@ pub struct Upstream {
     refuses_additions: AtomicBool,
     /// `None`: expert routing is not captured.
     routing_hint: Option<RoutingHint>,
-    probe: ProbeState,
+    probe: ProbeState<Capabilities>,
+    native_probe: ProbeState<Native>,
 }
 
 #[derive(Debug)]
@@ -154,6 +157,7 @@ impl Upstream {
             refuses_additions: AtomicBool::new(false),
             routing_hint: Some(RoutingHint::default()),
             probe: ProbeState::default(),
+            native_probe: ProbeState::default(),
         })
     }
 
@@ -168,6 +172,7 @@ impl Upstream {
             refuses_additions: AtomicBool::new(false),
             routing_hint: Some(RoutingHint::default()),
             probe: ProbeState::default(),
+            native_probe: ProbeState::default(),
         }
     }
 
@@ -191,12 +196,16 @@ impl Upstream {
     }
 
     #[cfg(test)]
-    pub(super) const fn probe_state_mut(&mut self) -> &mut ProbeState {
+    pub(super) const fn probe_state_mut(&mut self) -> &mut ProbeState<Capabilities> {
         &mut self.probe
     }
 
-    pub(super) const fn probe_state(&self) -> &ProbeState {
+    pub(super) const fn probe_state(&self) -> &ProbeState<Capabilities> {
         &self.probe
+    }
+
+    pub(super) const fn native_state(&self) -> &ProbeState<Native> {
+        &self.native_probe
     }
 
     /// Its waits.

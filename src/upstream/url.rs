@@ -51,7 +51,8 @@ impl BaseUrl {
             ));
         }
         let mut path = uri.path().trim_end_matches('/').to_owned();
-        for route in ["/chat/completions", "/completions", "/messages", "/responses", "/models"] {
+        for route in ["/chat/completions", "/completions", "/messages", "/responses", "/models", "/generate"]
+        {
             if let Some(base) = path.strip_suffix(route) {
                 path = base.to_owned();
                 break;

@@ -34,17 +34,24 @@ pub enum Api {
     Completions,
     Messages,
     Responses,
+    /// SGLang's own.
+    Generate,
 }
 
+/// The prompt of the fixtures of `/generate`.
+const PROMPT: [u32; 12] = [151_644, 872, 198, 5001, 5002, 5003, 5004, 151_645, 198, 151_644, 77_091, 198];
+
 impl Api {
+    /// Those that every engine that speaks chat answers.
     const ALL: [Self; 4] = [Self::Chat, Self::Completions, Self::Messages, Self::Responses];
 
     const fn route(self) -> &'static str {
         match self {
-            Self::Chat => "/chat/completions",
-            Self::Completions => "/completions",
-            Self::Messages => "/messages",
-            Self::Responses => "/responses",
+            Self::Chat => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+            Self::Messages => "/v1/messages",
+            Self::Responses => "/v1/responses",
+            Self::Generate => "/generate",
         }
     }
 
@@ -56,8 +63,18 @@ impl Api {
                 json!({"model": "toy-moe-8x", "max_tokens": 64, "messages": [{"role": "user", "content": "hi"}]})
             }
             Self::Responses => json!({"model": "toy-moe-8x", "input": "hi", "store": false}),
+            Self::Generate => json!({"input_ids": PROMPT}),
         };
         body["stream"] = is_stream.into();
+        body
+    }
+
+    /// To an SGLang server, with the ids of the prompt.
+    fn of_ids(self, is_stream: bool) -> Value {
+        let mut body = self.request(is_stream);
+        if self == Self::Completions {
+            body["prompt"] = json!(PROMPT);
+        }
         body
     }
 
@@ -195,6 +212,56 @@ async fn streams_of_sglang() {
     }
 }
 
+const NATIVE: [&str; 2] = ["sglang_generate_stream.sse", "sglang_generate_stream_incremental.sse"];
+
+#[tokio::test]
+async fn streams_of_sglangs_native_endpoint_in_completions() {
+    let rig = rig(UpstreamKind::Sglang, Relay::Auto, &NATIVE).await;
+    for (number, name) in NATIVE.iter().enumerate() {
+        let mut asking = Api::Completions.of_ids(true);
+        asking["stream_options"] = json!({"include_usage": true});
+        asking["return_token_ids"] = json!(true);
+        asking["logprobs"] = json!(0);
+        for (body, which) in [(Api::Completions.of_ids(true), Where::EveryByte), (asking, Where::Some)] {
+            sweep(&rig, Case::new(name, number, UpstreamKind::Sglang, Api::Completions, body), which).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn streams_of_sglangs_native_endpoint_in_its_own_protocol() {
+    let rig = rig(UpstreamKind::Sglang, Relay::Auto, &NATIVE).await;
+    for (number, name) in NATIVE.iter().enumerate() {
+        let mut asking = Api::Generate.of_ids(true);
+        asking["return_logprob"] = json!(true);
+        for (body, which) in [(Api::Generate.of_ids(true), Where::EveryByte), (asking, Where::Some)] {
+            sweep(&rig, Case::new(name, number, UpstreamKind::Sglang, Api::Generate, body), which).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn bodies_of_sglangs_native_endpoint() {
+    let name = "sglang_generate.json";
+    let rig = rig(UpstreamKind::Sglang, Relay::Auto, &[name]).await;
+    for api in [Api::Completions, Api::Generate] {
+        sweep(&rig, Case::new(name, 0, UpstreamKind::Sglang, api, api.of_ids(false)), Where::EveryByte).await;
+    }
+}
+
+#[tokio::test]
+async fn every_other_fixture_from_sglangs_native_endpoint() {
+    let rig = rig(UpstreamKind::Sglang, Relay::Auto, &ALL).await;
+    for api in [Api::Completions, Api::Generate] {
+        for (number, name) in ALL.iter().enumerate().filter(|(_, name)| !name.starts_with("sglang_generate"))
+        {
+            let body = api.of_ids(name.ends_with(".sse"));
+            let case = Case::new(name, number, UpstreamKind::Sglang, api, body).foreign();
+            sweep(&rig, case, Where::Some).await;
+        }
+    }
+}
+
 #[tokio::test]
 async fn streams_of_a_gateway() {
     let names = ["openai_chat_stream_nologprobs.sse"];
@@ -260,8 +327,11 @@ async fn every_fixture_where_it_does_not_belong() {
 async fn answers_that_are_errors() {
     let own = r#"{"error":{"message":"This model's maximum context length is 8 tokens","type":"BadRequestError","param":null,"code":400}}"#;
     let anthropic = r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#;
-    for (kind, apis) in [(UpstreamKind::Vllm, &Api::ALL[..]), (UpstreamKind::Anthropic, &[Api::Messages][..])]
-    {
+    for (kind, apis) in [
+        (UpstreamKind::Vllm, &Api::ALL[..]),
+        (UpstreamKind::Anthropic, &[Api::Messages][..]),
+        (UpstreamKind::Sglang, &[Api::Completions, Api::Generate][..]),
+    ] {
         let error =
             |status, text: &str| Reply { status, is_stream: false, body: text.into(), plain: text.into() };
         let replies = vec![error(400, own), error(529, anthropic), error(503, "<html>busy</html>")];
@@ -269,7 +339,9 @@ async fn answers_that_are_errors() {
         for api in apis {
             for (number, reply) in replies.iter().enumerate() {
                 for is_stream in [false, true] {
-                    let case = Case::of(reply.clone(), number, kind, *api, api.request(is_stream));
+                    let is_native = kind == UpstreamKind::Sglang;
+                    let body = if is_native { api.of_ids(is_stream) } else { api.request(is_stream) };
+                    let case = Case::of(reply.clone(), number, kind, *api, body);
                     sweep(&rig, case, Where::EveryByte).await;
                 }
             }

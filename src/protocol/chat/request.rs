@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use crate::protocol::body::{Body, BodyError};
-use crate::protocol::{completions, json};
+use crate::protocol::{completions, generate, json};
 
 /// Why a body is not a chat request.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +28,8 @@ pub struct Request {
     pub is_stream: bool,
     /// Number of choices asked for.
     pub n: u64,
+    /// Those of them that share a prompt.
+    pub n_each: u64,
     /// `stream_options.include_usage` is true.
     pub asks_usage: bool,
     /// `return_token_ids` is true.
@@ -59,11 +61,13 @@ impl Request {
             None => true,
             Some(choice) => choice == "auto" || choice == "none",
         };
+        let n = body.get("n").and_then(|n| n.as_u64()).unwrap_or(1);
         Ok(Self {
             is_completion: false,
             model,
             is_stream: body.is_true("stream"),
-            n: body.get("n").and_then(|n| n.as_u64()).unwrap_or(1),
+            n,
+            n_each: n,
             asks_usage: body.asks_usage(),
             asks_token_ids: body.is_true("return_token_ids"),
             asks_logprobs: body.is_true("logprobs"),
@@ -83,6 +87,7 @@ impl Request {
             model: request.model.clone(),
             is_stream: request.is_stream,
             n: request.choices(),
+            n_each: request.n,
             asks_usage: request.asks_usage,
             asks_token_ids: request.asks_token_ids,
             asks_logprobs: request.asks_logprobs,
@@ -90,6 +95,26 @@ impl Request {
             refuses_reasoning: false,
             // With `echo` the log-probs begin with the prompt's: they are not the sampled tokens' alone.
             is_constrained: request.is_constrained || request.asks_echo,
+        }
+    }
+
+    /// A request of SGLang's native protocol. It need not name a model: one server has one.
+    #[must_use]
+    pub fn from_generate(request: &generate::Request) -> Self {
+        Self {
+            body: request.object().clone(),
+            is_completion: true,
+            model: request.model.clone().unwrap_or_default(),
+            is_stream: request.is_stream,
+            n: request.choices(),
+            n_each: request.n,
+            // Every event has it.
+            asks_usage: true,
+            asks_token_ids: true,
+            asks_logprobs: request.asks_logprobs,
+            asks_weight_versions: true,
+            refuses_reasoning: false,
+            is_constrained: request.is_constrained,
         }
     }
 

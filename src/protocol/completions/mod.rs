@@ -6,7 +6,7 @@
 
 mod request;
 
-pub use request::{Prompt, Request, RequestError};
+pub use request::{Prompt, Request, RequestError, prompts};
 
 pub use super::chat::{Cut, CutError, CutReply, Reply, ReplyError, Unasked, cut};
 

@@ -86,7 +86,7 @@ impl Request {
 
     /// The body, to be read further.
     #[must_use]
-    pub(in crate::protocol) const fn object(&self) -> &Body {
+    pub(crate) const fn object(&self) -> &Body {
         &self.body
     }
 
@@ -124,7 +124,9 @@ impl Request {
     }
 }
 
-fn prompts(raw: &[u8]) -> Option<Vec<Prompt>> {
+/// One prompt or a list of them, as JSON; `None` if it is neither.
+#[must_use]
+pub fn prompts(raw: &[u8]) -> Option<Vec<Prompt>> {
     if !raw.starts_with(b"[") {
         return serde_json::from_slice(raw).ok().map(|text| vec![Prompt::Text(text)]);
     }

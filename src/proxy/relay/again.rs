@@ -44,9 +44,12 @@ impl Relay {
 
     /// Begins the reply again if a client came back.
     pub(super) fn begin_again(&mut self) {
-        let Some(face) = self.recorder.attendance.take_returned() else {
+        let Some(mut face) = self.recorder.attendance.take_returned() else {
             return;
         };
+        if self.face.upstream_api != face.upstream_api {
+            face.speak_plainly();
+        }
         self.face = face;
         self.is_ended = false;
         self.ready.clear();

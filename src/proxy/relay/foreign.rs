@@ -117,17 +117,26 @@ impl Relay {
             return;
         }
         let reply = self.recorder.reply();
-        let id = reply.id.clone().unwrap_or_else(|| format!("chatcmpl-{}", self.recorder.call_id));
+        let is_completion = self.recorder.request.is_completion;
+        let own = if is_completion { "cmpl" } else { "chatcmpl" };
+        let id = reply.id.clone().unwrap_or_else(|| format!("{own}-{}", self.recorder.call_id));
         let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let created = reply.created.unwrap_or_else(|| seconds.map_or(0, |seconds| seconds.as_secs()));
         let model = match (&self.recorder.prepared.cut.model, &reply.model) {
             (None, Some(served)) => served,
             _ => &self.recorder.request.model,
         };
-        let event = serde_json::json!({
-            "id": id, "object": "chat.completion.chunk", "created": created, "model": model,
-            "choices": [{"index": 0, "delta": {}, "logprobs": null, "finish_reason": null}],
-        });
+        let event = if is_completion {
+            serde_json::json!({
+                "id": id, "object": "text_completion", "created": created, "model": model,
+                "choices": [{"index": 0, "text": "", "logprobs": null, "finish_reason": null}],
+            })
+        } else {
+            serde_json::json!({
+                "id": id, "object": "chat.completion.chunk", "created": created, "model": model,
+                "choices": [{"index": 0, "delta": {}, "logprobs": null, "finish_reason": null}],
+            })
+        };
         self.ready.extend_from_slice(format!("data: {event}\n\n").as_bytes());
     }
 
@@ -138,7 +147,7 @@ impl Relay {
         if wanted.is_nothing() || !event.has_data() || data.as_ref() == b"[DONE]" {
             return event.raw.clone();
         }
-        match chat::cut(&data, wanted) {
+        match self.recorder.cut(&data) {
             Ok(cut) if cut.is_dropped => Bytes::new(),
             Ok(cut) => event.edited(&cut.edits),
             Err(error) => {

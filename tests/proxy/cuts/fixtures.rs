@@ -50,6 +50,8 @@ pub fn reply(name: &str, kind: UpstreamKind) -> Reply {
     let body = bytes(name);
     let is_stream = name.ends_with(".sse");
     let is_known = name.starts_with("vllm_c") || name.starts_with("sglang_c") || name.starts_with("openai");
+    let is_native = name.starts_with("sglang_generate") && kind == UpstreamKind::Sglang;
+    let is_known = is_known || is_native;
     let plain = if !is_known || kind == UpstreamKind::Anthropic {
         body.clone()
     } else if is_stream {
@@ -100,6 +102,10 @@ pub fn plain_stream(text: &str, kind: UpstreamKind) -> String {
 
 /// Takes out what only comes when it is asked for.
 fn make_plain(value: &mut Value, kind: UpstreamKind, is_stream: bool) {
+    if let Some(meta) = value.get_mut("meta_info") {
+        let is_own = |name: &String| !name.contains("logprobs");
+        return meta.as_object_mut().expect("object").retain(|name, _| is_own(name));
+    }
     if is_stream {
         value.as_object_mut().expect("object").shift_remove("usage");
     }
@@ -235,6 +241,25 @@ fn tell(told: &mut Told, event: &Value) {
         told.prompt_ids = told.prompt_ids.take().or_else(|| ids(&event["sglext"]["input_ids"]));
     }
     tell_of_messages(told, event);
+    tell_of_native(told, event);
+}
+
+/// The same of an event of `/generate`, which tells everything so far or what is new.
+fn tell_of_native(told: &mut Told, event: &Value) {
+    let meta = &event["meta_info"];
+    let Some(total) = meta["completion_tokens"].as_u64() else { return };
+    let said = told.choices.entry(0).or_default();
+    let ids = event["output_ids"].as_array().expect("ids");
+    if ids.len() as u64 == total {
+        *said = Said::default();
+    }
+    said.text.push_str(event["text"].as_str().expect("text"));
+    said.ids.get_or_insert_default().extend(ids.iter().map(|id| id.as_u64().expect("an id") as u32));
+    for pair in meta["output_token_logprobs"].as_array().into_iter().flatten() {
+        said.logprobs.get_or_insert_default().push(pair[0].as_f64().map(|value| value as f32));
+    }
+    said.finish = meta["finish_reason"]["type"].as_str().map(str::to_owned);
+    told.usage = Some((meta["prompt_tokens"].as_u64().expect("a number"), total));
 }
 
 /// The same of an event of Messages.

@@ -178,7 +178,9 @@ async fn answer(
     let (how, at) = how.split_once(' ').expect("two words");
     let at: usize = at.parse().expect("a number");
     let reply = &server.replies[number];
-    let asks = ["return_token_ids", "logprobs", "return_meta_info"].iter().any(|name| asked[name] == true)
+    let asks = ["return_token_ids", "logprobs", "return_meta_info", "return_logprob"]
+        .iter()
+        .any(|name| asked[name] == true)
         || asked["logprobs"].is_u64();
     let body = if asks { &reply.body } else { &reply.plain };
     let part = &body[..at.min(body.len())];
@@ -256,7 +258,7 @@ impl Client {
             How::Ended(at) => format!("ended {at}"),
         };
         let request = format!(
-            "POST /v1{route} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\nx-reply: {reply}\r\n\
+            "POST {route} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\nx-reply: {reply}\r\n\
              x-how: {how}\r\ncontent-length: {}\r\n\r\n{body}",
             self.address,
             body.len()

@@ -1,0 +1,84 @@
+//! Calls to SGLang's native endpoint: completions, which it answers with all ids, and clients of its own protocol.
+
+use super::Call;
+use crate::protocol::completions::{self, Prompt};
+use crate::protocol::{generate, json};
+use crate::proxy::face::Face;
+use crate::proxy::probe;
+use crate::record::{ClientApi, UpstreamKind};
+use crate::upstream::dialect::Prepared;
+use crate::upstream::sglang_request::{self, Asking};
+use crate::upstream::{self, Capabilities, Native};
+
+/// A request that was read once cannot be read.
+const NOT_AGAIN: json::ScanError = json::ScanError { expected: "a request", at: 0 };
+
+impl Call {
+    /// What the endpoint gives, found out by the first call that needs to know. Completions of a server that has no
+    /// such endpoint go to its own.
+    pub(super) async fn native(&mut self, face: &mut Face) -> Capabilities {
+        let upstream = &self.route.upstream;
+        let assumed = Capabilities::assumed(UpstreamKind::Sglang);
+        let asked = async {
+            if self.inner.options.probes_upstream {
+                upstream.native().await
+            } else {
+                (Native::ASSUMED, Vec::new())
+            }
+        };
+        let (native, probes) = tokio::select! {
+            biased;
+            _ = self.abort.cancelled() => return assumed,
+            asked = asked => asked,
+        };
+        let model = self.route.upstream_model(&self.inner.options, &self.request.model);
+        let model = model.unwrap_or(&self.request.model);
+        if !probes.is_empty() {
+            let what = (UpstreamKind::Sglang, ClientApi::SglangGenerate);
+            probe::record(&self.inner, what, &self.session, model, probes).await;
+        }
+        if face.writer.is_none() {
+            return Capabilities { routing: native.routing, ..assumed };
+        }
+        if !native.is_there {
+            face.speak_plainly();
+            return assumed;
+        }
+        // A stream would repeat the prompt's ids in every event, and older releases do not tell them at all.
+        if self.route.wanted.token_ids && (self.request.is_stream || !native.prompt_ids) {
+            self.prompt_ids = self.tokenized(model).await;
+        }
+        Capabilities { routing: native.routing, ..assumed }
+    }
+
+    /// The ids of a completions request's texts; `None` where it has ids itself, or the upstream does not say.
+    async fn tokenized(&self, model: &str) -> Option<Vec<u8>> {
+        let request = completions::Request::parse(self.request.body().clone()).ok()?;
+        let has_text = request.prompts.iter().any(|prompt| matches!(prompt, Prompt::Text(_)));
+        let prompt = request.object().raw("prompt").filter(|_| has_text)?;
+        tokio::select! {
+            biased;
+            _ = self.abort.cancelled() => None,
+            ids = upstream::tokenized(&self.route.upstream, model, prompt) => ids,
+        }
+    }
+
+    pub(super) fn prepared_natively(
+        &self,
+        face: &Face,
+        capabilities: Capabilities,
+    ) -> Result<Prepared, json::ScanError> {
+        let asking = Asking {
+            wanted: self.route.wanted,
+            routing: self.route.upstream.routing_hint().is_some() && capabilities.routing,
+            plan: self.plan,
+        };
+        let body = self.request.body().clone();
+        if face.writer.is_none() {
+            let request = generate::Request::parse(body).map_err(|_| NOT_AGAIN)?;
+            return sglang_request::of_native(asking, &request);
+        }
+        let request = completions::Request::parse(body).map_err(|_| NOT_AGAIN)?;
+        Ok(sglang_request::of_completions(asking, &request, self.prompt_ids.as_deref()))
+    }
+}

@@ -1,0 +1,28 @@
+//! What a call's choices were sampled after.
+
+use super::Recorder;
+use crate::protocol::completions::Prompt;
+use crate::record::IdsSource;
+
+impl Recorder {
+    /// The ids of a choice's prompt: as the engine told them, else as it was sent them.
+    pub(super) fn prompt_ids(&self, choice: u16) -> (Option<&[u32]>, IdsSource) {
+        let each = self.request.n_each;
+        if let Some(ids) = self.reply().prompt_ids_of(choice, each) {
+            return (Some(ids), IdsSource::Engine);
+        }
+        let prompt = u64::from(choice).checked_div(each).and_then(|prompt| usize::try_from(prompt).ok());
+        match prompt.and_then(|prompt| self.prepared.sent_prompts.get(prompt)) {
+            Some(Prompt::TokenIds(ids)) => (Some(ids), IdsSource::SentByUs),
+            _ => (None, IdsSource::Absent),
+        }
+    }
+
+    /// Tokens of all prompts of a call that has several, as usage counts them.
+    pub(super) fn prompt_tokens(&self) -> Option<u64> {
+        let each = self.request.n_each;
+        let prompts = self.request.n.checked_div(each).filter(|prompts| *prompts > 1)?;
+        let first = (0..prompts).map(|prompt| u16::try_from(prompt * each).ok());
+        first.map(|choice| Some(self.prompt_ids(choice?).0?.len() as u64)).sum()
+    }
+}

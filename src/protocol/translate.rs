@@ -47,9 +47,9 @@ pub struct KeptReply {
     pub items: Vec<Bytes>,
 }
 
-/// A chat reply that the harness's protocol cannot be written from.
+/// A reply that the client's protocol cannot be written from.
 #[derive(Debug, thiserror::Error)]
-#[error("the upstream's chat reply could not be translated: {0}")]
+#[error("the upstream's reply could not be translated: {0}")]
 pub struct Untranslatable(pub String);
 
 /// Writes one reply in the harness's protocol. Either [`body`](Self::body) is called once, or

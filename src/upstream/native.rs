@@ -1,14 +1,17 @@
 //! SGLang's native endpoint: where it is, and what it gives, as one tiny call shows it.
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method};
 use serde_json::{Value, json};
 
 use super::transport::Upstream;
-use crate::record::UpstreamKind;
 
 /// It lies beside the version segment of OpenAI's routes.
 pub const ROUTE: &str = "/../generate";
+/// Longest wait for the tokenizer.
+const TOKENIZER_LIMIT: Duration = Duration::from_secs(10);
 /// Longest reply of the tokenizer.
 const MAX_TOKENS_BYTES: usize = 64 << 20;
 
@@ -66,11 +69,12 @@ pub fn probe_body(attempt: usize) -> Option<Bytes> {
 }
 
 /// The token ids of a prompt (JSON: a text, or a list of them) by the upstream's own tokenizer, as JSON; `None` if it
-/// does not say.
+/// does not say soon.
 pub async fn tokenized(upstream: &Upstream, model: &str, prompt: &[u8]) -> Option<Vec<u8>> {
-    if upstream.kind() != UpstreamKind::Sglang {
-        return None;
-    }
+    tokio::time::timeout(TOKENIZER_LIMIT, ask_tokenizer(upstream, model, prompt)).await.ok()?
+}
+
+async fn ask_tokenizer(upstream: &Upstream, model: &str, prompt: &[u8]) -> Option<Vec<u8>> {
     let model = Value::from(model).to_string();
     let request = [br#"{"model":"#, model.as_bytes(), br#","prompt":"#, prompt, b"}"].concat();
     let headers = HeaderMap::new();

@@ -25,6 +25,8 @@ pub enum GenerateError {
     Json(#[from] ReplyError),
     #[error("output {index} of the reply came with {ids} ids where {new} new and {total} in all were told")]
     Ids { index: u16, ids: usize, new: usize, total: usize },
+    #[error("output {index} of the reply has no `meta_info`: it is none of /generate")]
+    Other { index: u16 },
     #[error("output {index} of the reply does not go on where it was: its ids changed")]
     Rewritten { index: u16 },
 }
@@ -120,7 +122,7 @@ impl GenerateReply {
 
     /// Adds one output; true if it is over.
     fn add(&mut self, index: u16, output: Output<'_>) -> Result<bool, GenerateError> {
-        let meta = output.meta_info.unwrap_or_default();
+        let meta = output.meta_info.ok_or(GenerateError::Other { index })?;
         let pairs = meta.output_token_logprobs.map(|list| pairs(&list));
         let ids = output.output_ids.or_else(|| {
             // Older servers have the ids beside the log-probs only.
@@ -322,8 +324,7 @@ struct Output<'a> {
     error: Option<&'a RawValue>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
+#[derive(Deserialize)]
 struct Meta<'a> {
     id: Option<String>,
     finish_reason: Option<FinishReason>,

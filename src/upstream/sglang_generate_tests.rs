@@ -196,6 +196,9 @@ fn what_contradicts_itself_is_refused() {
     for parts in bad {
         assert!(feed_all(parts).is_err(), "{parts:?}");
     }
+    for text in ["{}", "[{}]", r#"{"text":"a","output_ids":[1]}"#] {
+        assert!(matches!(feed_all([text]), Err(GenerateError::Other { .. })), "{text}");
+    }
     for text in ["", "{", "3", "[3]", r#"{"output_ids":"x"}"#] {
         assert!(matches!(feed_all([text]), Err(GenerateError::Json(_))), "{text}");
     }

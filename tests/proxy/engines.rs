@@ -155,3 +155,38 @@ async fn law_12_an_engines_hidden_defaults_never_decide_how_the_policy_samples()
         }
     }
 }
+
+#[tokio::test]
+async fn c16_c20_completions_of_several_prompts_have_each_its_ids_and_routing() {
+    let router = axum::Router::new().route(
+        "/v1/completions",
+        axum::routing::post(|| async {
+            let choice = |index: u32, prompt: Value, ids: Value, logprobs: Value| {
+                json!({"index": index, "text": "x", "finish_reason": "stop", "stop_reason": null, "token_ids": ids,
+                    "logprobs": {"token_logprobs": logprobs}, "prompt_token_ids": prompt, "routed_experts": npy(2),
+                    "weight_versions": [{"version": "s", "start": 0, "end": ids.as_array().expect("ids").len()}]})
+            };
+            let choices =
+                [choice(0, json!([1, 2]), json!([7]), json!([-0.5])), choice(1, json!([3]), json!([8, 9]), json!([-0.5, -0.25]))];
+            axum::Json(json!({"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m", "choices": choices,
+                "usage": {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}}))
+        }),
+    );
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let upstream = Upstream::http(&url, UpstreamKind::Vllm, None, timeouts()).expect("upstream");
+    let mock = Mock::in_process(Script::default());
+    let setup = Setup::in_front_of(upstream, ProxyOptions::trainer("policy"), mock).await;
+    let session = setup.proxy.open_session(spec("s1")).expect("open");
+    let url = format!("http://{}/sessions/s1/v1/completions", setup.address);
+    text(post(&url, &json!({"model": "m", "prompt": [[1, 2], [3]]})).await).await;
+    let calls = session.close().await.calls;
+    assert_eq!(calls.len(), 2);
+    for call in calls {
+        assert_eq!(call.not_trainable_reasons, Vec::<String>::new());
+        assert_eq!(call.routing.as_ref().expect("routing").shape().rows, 2);
+        let prompt: &[u32] = if call.choice_index == 0 { &[1, 2] } else { &[3] };
+        assert_eq!(call.prompt_token_ids.as_deref(), Some(prompt));
+    }
+}

@@ -18,11 +18,13 @@ impl Recorder {
         }
     }
 
-    /// Tokens of all prompts of a call that has several, as usage counts them.
+    /// Tokens of the prompts of a call that has several, as usage counts them: of those that have an output yet.
     pub(super) fn prompt_tokens(&self) -> Option<u64> {
         let each = self.request.n_each;
-        let prompts = self.request.n.checked_div(each).filter(|prompts| *prompts > 1)?;
-        let first = (0..prompts).map(|prompt| u16::try_from(prompt * each).ok());
-        first.map(|choice| Some(self.prompt_ids(choice?).0?.len() as u64)).sum()
+        self.request.n.checked_div(each).filter(|prompts| *prompts > 1)?;
+        let mut prompts: Vec<(u64, u16)> =
+            self.reply().choices.keys().map(|choice| (u64::from(*choice) / each, *choice)).collect();
+        prompts.dedup_by_key(|(prompt, _)| *prompt);
+        prompts.into_iter().map(|(_, choice)| Some(self.prompt_ids(choice).0?.len() as u64)).sum()
     }
 }

@@ -392,7 +392,7 @@ fn without_ids(client: &str) -> String {
         })
     };
     let mut out = client.to_owned();
-    for prefix in ["\"msg_", "\"resp_", "\"req_"] {
+    for prefix in ["\"msg_", "\"resp_", "\"req_", "\"cmpl-"] {
         let at = client.find(prefix).map_or(client.len(), |at| at + prefix.len());
         if let Some(uuid) = client.get(at..at + 36).filter(|uuid| is_uuid(uuid.as_bytes())) {
             out = out.replace(&STANDARD.encode(format!("lego:v1:{uuid}")), "SIGNATURE").replace(uuid, "UUID");

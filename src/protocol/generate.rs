@@ -5,7 +5,7 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use crate::protocol::body::{Body, BodyError};
-use crate::protocol::chat::{Cut, CutError, CutReply, Unasked};
+use crate::protocol::chat::{Cut, CutError, CutReply};
 use crate::protocol::completions::{Prompt, prompts};
 use crate::protocol::json::{self, Edit, Member, ScanError};
 
@@ -193,18 +193,16 @@ pub fn cut(text: &[u8], wanted: &Cut) -> Result<CutReply, CutError> {
 
 fn cut_output(text: &[u8], at: usize, wanted: &Cut, edits: &mut Vec<Edit>) -> Result<(), ScanError> {
     let members = json::members(text, at)?;
-    let is_asked = |unasked: Option<Unasked>| unasked.is_none();
     let meta = json::find(text, &members, "meta_info").filter(|meta| text[meta.value.start] == b'{');
     if let Some(meta) = meta {
         let fields = json::members(text, meta.value.start)?;
         json::remove_members(&fields, edits, |field| {
-            let is_named = |name: &&str| field.is_named(text, name);
-            (!is_asked(wanted.logprobs) && OF_LOGPROBS.iter().any(|name| is_named(&name)))
-                || (!is_asked(wanted.routed_experts) && is_named(&"routed_experts"))
+            (wanted.logprobs.is_some() && OF_LOGPROBS.iter().any(|name| field.is_named(text, name)))
+                || (wanted.routed_experts.is_some() && field.is_named(text, "routed_experts"))
         });
     }
     json::remove_members(&members, edits, |member: &Member| {
-        !is_asked(wanted.prompt_token_ids) && member.is_named(text, "prompt_token_ids")
+        wanted.prompt_token_ids.is_some() && member.is_named(text, "prompt_token_ids")
     });
     Ok(())
 }

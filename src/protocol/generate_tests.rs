@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::protocol::chat::Unasked;
 use crate::protocol::json::apply;
 
 fn request(body: &Value) -> Request {

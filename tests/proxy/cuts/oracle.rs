@@ -75,8 +75,14 @@ impl Case {
         }
     }
 
-    pub fn foreign(self) -> Self {
-        Self { is_foreign: true, ..self }
+    pub fn foreign(mut self) -> Self {
+        self.is_foreign = true;
+        // What is cut out of chat is nothing that the native endpoint is asked for.
+        if self.is_native() {
+            let body = &self.reply.body;
+            self.steps.iter_mut().for_each(|(end, _, plain)| *plain = body[..*end].to_vec());
+        }
+        self
     }
 
     /// What the upstream sends.

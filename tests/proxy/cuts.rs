@@ -255,7 +255,11 @@ async fn every_other_fixture_from_sglangs_native_endpoint() {
     for api in [Api::Completions, Api::Generate] {
         for (number, name) in ALL.iter().enumerate().filter(|(_, name)| !name.starts_with("sglang_generate"))
         {
-            let body = api.of_ids(name.ends_with(".sse"));
+            let mut body = api.of_ids(name.ends_with(".sse"));
+            if api == Api::Generate {
+                // Nothing is left for lego to add.
+                body["return_logprob"] = json!(true);
+            }
             let case = Case::new(name, number, UpstreamKind::Sglang, api, body).foreign();
             sweep(&rig, case, Where::Some).await;
         }

@@ -4,9 +4,10 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::Relay;
-use crate::protocol::sse::{self, Event};
+use crate::protocol::sse::Event;
 use crate::protocol::translate::Piece;
 use crate::proxy::kept::Kept;
+use crate::proxy::whole;
 use crate::record::CallStatus;
 
 impl Relay {
@@ -56,12 +57,20 @@ impl Relay {
         let kept = std::mem::take(&mut self.recorder.kept);
         match &kept {
             Kept::Nothing => {}
-            Kept::Events(blocks) => {
-                for (index, event) in sse::reread(blocks).enumerate() {
-                    let out = self.for_this_client(&event);
+            Kept::Events(_) => {
+                let mut index = 0;
+                let read = kept.each(|event| {
+                    let out = self.for_this_client(event);
                     let is_held = self.held_from.is_some_and(|first| index >= first);
                     let part = if is_held { &mut self.held } else { &mut self.ready };
                     part.extend_from_slice(&out);
+                    index += 1;
+                });
+                if let Err(error) = read {
+                    self.ready.clear();
+                    self.held.clear();
+                    self.recorder.kept = kept;
+                    return self.say(&whole::sink_error(&error));
                 }
             }
             Kept::Body(body) => {

@@ -238,6 +238,7 @@ impl Relay {
                 return;
             }
         }
+        self.recorder.relieve().await;
         let is_full = self.held.len() > self.inner.options.stream_buffer_bytes;
         if self.has_terminator || is_full {
             self.release(self.has_terminator).await;
@@ -264,7 +265,7 @@ impl Relay {
             return self.half_event(event);
         }
         if !(self.recorder.is_done() && self.recorder.attendance.is_final()) {
-            self.recorder.kept.push(event.raw.clone());
+            self.recorder.keep(&event.raw);
         }
         if self.face.writer.is_some() {
             return self.translate(event).await;

@@ -1,0 +1,222 @@
+//! The blocks of a stream until the call's record is written: in memory while it is short, in a file when it
+//! is long or there are many.
+//!
+//! Invariant: the blocks come back in order, each as it was pushed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::capture::{SLOT_BYTES, Slot, Spill};
+use crate::record::SinkError;
+
+/// Copies in memory that together are longer go to the file, all but the last part of each.
+const MEMORY_BYTES: usize = 16 << 20;
+/// Records of replies that lie in the file are made from this many bytes of them at once.
+const RECORD_BYTES: u32 = 24 << 20;
+/// Calls that write to the file at once. It takes what they write at memory speed: more would only wait.
+const WRITERS: usize = 2;
+/// Before a block: its length.
+const HEAD: usize = 4;
+
+/// What the copies of all calls share.
+pub(super) struct Tapes {
+    spill: Option<Spill>,
+    /// Most bytes of one call's copy in memory.
+    most: usize,
+    in_memory: AtomicUsize,
+    writers: Arc<Semaphore>,
+    records: Arc<Semaphore>,
+}
+
+impl Tapes {
+    /// `spill: None`: copies stay in memory.
+    pub(super) fn new(spill: Option<Spill>, most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            spill,
+            most: most.max(1),
+            in_memory: AtomicUsize::new(0),
+            writers: Arc::new(Semaphore::new(WRITERS)),
+            records: Arc::new(Semaphore::new(RECORD_BYTES as usize)),
+        })
+    }
+}
+
+/// One call's copy.
+pub(super) struct Tape {
+    tapes: Arc<Tapes>,
+    /// What lies in the file.
+    slots: Vec<Slot>,
+    spilled: usize,
+    /// What was on its way to the file when the call was given up.
+    leaving: Option<Arc<Vec<u8>>>,
+    tail: Vec<u8>,
+    /// Blocks pushed.
+    count: usize,
+    /// Bytes of `tail` and `leaving`, as counted in `tapes`.
+    counted: usize,
+    /// The file could not be written: this call stays in memory.
+    is_stuck: bool,
+}
+
+impl Tape {
+    pub(super) fn new(tapes: &Arc<Tapes>) -> Self {
+        Self {
+            tapes: Arc::clone(tapes),
+            slots: Vec::new(),
+            spilled: 0,
+            leaving: None,
+            tail: Vec::new(),
+            count: 0,
+            counted: 0,
+            is_stuck: false,
+        }
+    }
+
+    /// Adds a block.
+    pub(super) fn push(&mut self, block: &[u8]) {
+        // Blocks are far below 4 GiB: the relay passes longer ones unread.
+        self.tail.extend_from_slice(&(block.len() as u32).to_le_bytes());
+        self.tail.extend_from_slice(block);
+        self.count += 1;
+        let added = HEAD + block.len();
+        self.counted += added;
+        self.tapes.in_memory.fetch_add(added, Ordering::Relaxed);
+    }
+
+    /// Number of blocks.
+    pub(super) const fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Bytes of the blocks, and a few more.
+    pub(super) const fn bytes(&self) -> usize {
+        self.spilled + self.counted
+    }
+
+    /// True if a part of it lies in the file.
+    pub(super) const fn is_spilled(&self) -> bool {
+        !self.slots.is_empty()
+    }
+
+    /// True if a part of it should go to the file now.
+    pub(super) fn is_full(&self) -> bool {
+        let bytes = self.tail.len();
+        let is_crowded = bytes >= SLOT_BYTES && self.tapes.in_memory.load(Ordering::Relaxed) > MEMORY_BYTES;
+        (bytes >= self.tapes.most || is_crowded) && self.tapes.spill.is_some() && !self.is_stuck
+    }
+
+    /// Moves what is in memory to the file, less the rest that fills no slot. False if it cannot be
+    /// written.
+    pub(super) async fn spill(&mut self) -> bool {
+        let Some(spill) = self.tapes.spill.clone() else {
+            return false;
+        };
+        let Ok(_turn) = Arc::clone(&self.tapes.writers).acquire_owned().await else {
+            return false;
+        };
+        self.stay();
+        let bytes = self.tail.len();
+        let whole = if bytes < SLOT_BYTES { bytes } else { bytes / SLOT_BYTES * SLOT_BYTES };
+        // Kept until it is written: a call whose client leaves now is recorded whole all the same.
+        let leaving = Arc::new(std::mem::take(&mut self.tail));
+        self.leaving = Some(Arc::clone(&leaving));
+        let writing = tokio::task::spawn_blocking(move || spill.write(&leaving[..whole]));
+        let error = match writing.await {
+            Ok(Ok(slots)) => {
+                self.slots.extend(slots);
+                self.spilled += whole;
+                if let Some(left) = self.leaving.take() {
+                    self.tail.extend_from_slice(&left[whole..]);
+                }
+                self.counted -= whole;
+                self.tapes.in_memory.fetch_sub(whole, Ordering::Relaxed);
+                return true;
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        self.stay();
+        self.is_stuck = true;
+        tracing::warn!(%error, "a long reply stays in memory: the file for its copy cannot be written");
+        false
+    }
+
+    /// Puts what was on its way to the file back in its place.
+    fn stay(&mut self) {
+        if let Some(left) = self.leaving.take() {
+            let mut whole = Arc::unwrap_or_clone(left);
+            whole.append(&mut self.tail);
+            self.tail = whole;
+        }
+    }
+
+    /// Waits for the turn to make records of it: of replies that lie in the file a few at a time, so that they do not
+    /// fill memory after all.
+    pub(super) async fn turn(&self) -> Turn {
+        if !self.is_spilled() {
+            return Turn::default();
+        }
+        let bytes = self.spilled + self.counted;
+        let weight = u32::try_from(bytes).unwrap_or(u32::MAX).clamp(1, RECORD_BYTES);
+        Turn(Arc::clone(&self.tapes.records).acquire_many_owned(weight).await.ok())
+    }
+
+    /// Gives the blocks in order.
+    pub(super) fn each(&self, mut take: impl FnMut(&[u8])) -> Result<(), SinkError> {
+        let mut part = Vec::new();
+        for slot in &self.slots {
+            slot.read(&mut part).map_err(unreadable)?;
+            let used = blocks(&part, &mut take);
+            part.drain(..used);
+        }
+        if let Some(left) = &self.leaving {
+            part.extend_from_slice(left);
+        }
+        if part.is_empty() {
+            blocks(&self.tail, &mut take);
+        } else {
+            part.extend_from_slice(&self.tail);
+            blocks(&part, &mut take);
+        }
+        Ok(())
+    }
+}
+
+/// The turn of a call to make its records; it ends when they are in the store.
+#[derive(Default)]
+pub(super) struct Turn(Option<OwnedSemaphorePermit>);
+
+impl Turn {
+    /// Makes the records. What takes milliseconds keeps no other task waiting, where the runtime can help that.
+    pub(super) fn run<T>(&self, make: impl FnOnce() -> T) -> T {
+        let is_threaded = || Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
+        if self.0.is_some() && is_threaded() { tokio::task::block_in_place(make) } else { make() }
+    }
+}
+
+impl Drop for Tape {
+    fn drop(&mut self) {
+        self.tapes.in_memory.fetch_sub(self.counted, Ordering::Relaxed);
+    }
+}
+
+fn unreadable(error: std::io::Error) -> SinkError {
+    let place = "the file with the copy of a long reply".to_owned();
+    SinkError::Io { place, reason: format!("it cannot be read back: {error}") }
+}
+
+/// Gives the whole blocks of `bytes` and tells how long they are.
+fn blocks(bytes: &[u8], take: &mut impl FnMut(&[u8])) -> usize {
+    let mut used = 0;
+    while let Some((head, rest)) = bytes[used..].split_first_chunk::<HEAD>() {
+        let Some(block) = rest.get(..u32::from_le_bytes(*head) as usize) else {
+            break;
+        };
+        take(block);
+        used += HEAD + block.len();
+    }
+    used
+}

@@ -137,7 +137,7 @@ impl Relay {
         Arc::clone(&self.recorder.attendance)
     }
 
-    pub(super) const fn call_id(&self) -> CallId {
+    pub(super) fn call_id(&self) -> CallId {
         self.recorder.call_id
     }
 

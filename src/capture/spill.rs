@@ -1,7 +1,7 @@
 //! A file that takes what would fill memory: parts of replies whose calls have no record yet.
 //!
-//! It holds nothing that anybody may count on. It has no name, so the system deletes it with this process, whatever
-//! ends that; and it is made when it is first needed.
+//! It has no name, so the system deletes it with this process, whatever ends that; and it is made when it is first
+//! needed.
 //!
 //! Invariants:
 //! - A [`Slot`] reads what was written to it, or fails. Dropping it frees its place.
@@ -9,11 +9,13 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::error::sink_error;
 use super::layout::journal_dir;
+use crate::record::SinkError;
 
 /// Longest part that a slot takes.
 pub const SLOT_BYTES: usize = 16 << 10;
@@ -48,9 +50,10 @@ impl Spill {
     /// Writes `bytes` in parts of [`SLOT_BYTES`], all or none. Blocks while the file is written.
     ///
     /// # Errors
-    /// The file cannot be made or written.
-    pub fn write(&self, bytes: &[u8]) -> io::Result<Vec<Slot>> {
-        bytes.chunks(SLOT_BYTES).map(|part| self.write_part(part)).collect()
+    /// The file cannot be made or written; [`SinkError::Full`] when there is no space for it.
+    pub fn write(&self, bytes: &[u8]) -> Result<Vec<Slot>, SinkError> {
+        let written: io::Result<_> = bytes.chunks(SLOT_BYTES).map(|part| self.write_part(part)).collect();
+        written.map_err(|error| sink_error(&self.shared.dir, &error))
     }
 
     fn write_part(&self, part: &[u8]) -> io::Result<Slot> {
@@ -103,11 +106,26 @@ fn offset(place: u32) -> u64 {
     u64::from(place) * SLOT_BYTES as u64
 }
 
-/// A file without a name. A crash between the two steps leaves an empty one, which recovery deletes.
+/// A file without a name, that nobody else may read.
 fn nameless(dir: &Path) -> io::Result<File> {
     fs::create_dir_all(dir)?;
-    let path = dir.join("spill.tmp");
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path)?;
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    match options.clone().custom_flags(libc::O_TMPFILE | libc::O_EXCL).open(dir) {
+        // Some file systems over a network know no such files.
+        Err(error)
+            if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) =>
+        {
+            unlinked(dir, &mut options)
+        }
+        made => made,
+    }
+}
+
+/// The same where each file has a name first. A crash between the two steps leaves an empty one, which recovery deletes.
+fn unlinked(dir: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let path = dir.join(format!("spill-{}.tmp", uuid::Uuid::new_v4().simple()));
+    let file = options.create_new(true).open(&path)?;
     fs::remove_file(&path)?;
     Ok(file)
 }
@@ -125,11 +143,18 @@ impl Slot {
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn read(&self, out: &mut Vec<u8>) -> io::Result<()> {
-        let file = self.shared.places().file.clone().ok_or(io::ErrorKind::NotFound)?;
+    pub fn read(&self, out: &mut Vec<u8>) -> Result<(), SinkError> {
+        let file = self.shared.places().file.clone();
         let start = out.len();
         out.resize(start + self.len as usize, 0);
-        file.read_exact_at(&mut out[start..], offset(self.place))
+        let read = match file {
+            Some(file) => file.read_exact_at(&mut out[start..], offset(self.place)),
+            None => Err(io::ErrorKind::NotFound.into()),
+        };
+        read.map_err(|error| SinkError::Io {
+            place: self.shared.dir.display().to_string(),
+            reason: format!("the copy of a long reply cannot be read back: {error}"),
+        })
     }
 }
 
@@ -178,28 +203,37 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crash_left_is_deleted_and_in_nobodys_way() {
+    fn without_nameless_files_it_loses_its_name_and_a_crash_before_leaves_nothing() {
         let dir = tempfile::tempdir().expect("folder");
         let journal = journal_dir(dir.path());
         fs::create_dir_all(&journal).expect("folder");
-        fs::write(journal.join("spill.tmp"), b"left").expect("written");
-        let slots = Spill::in_folder(dir.path()).write(b"new").expect("room");
-        let mut read = Vec::new();
-        slots[0].read(&mut read).expect("readable");
-        assert_eq!(read, b"new");
-        fs::write(journal.join("spill.tmp"), b"left").expect("written");
+        let file = unlinked(&journal, OpenOptions::new().read(true).write(true)).expect("made");
+        file.write_all_at(b"new", 0).expect("written");
+        assert_eq!(fs::read_dir(&journal).expect("folder").count(), 0);
+        fs::write(journal.join("spill-1.tmp"), b"").expect("written");
         let (found, sealed) = super::super::recovery::recover(dir.path()).expect("recovered");
         assert_eq!((found, sealed.len()), (super::super::recovery::Recovery::default(), 0));
         assert_eq!(fs::read_dir(&journal).expect("folder").count(), 0);
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_is_an_error_and_takes_no_place() {
+    fn what_cannot_be_written_is_an_error_and_takes_no_place() {
         let dir = tempfile::tempdir().expect("folder");
         let file = dir.path().join("file");
         fs::write(&file, b"").expect("written");
         let spill = Spill::in_folder(&file);
-        assert!(spill.write(b"x").is_err());
+        assert!(matches!(spill.write(b"x"), Err(SinkError::Io { .. })));
         assert_eq!(spill.file_bytes(), 0);
+
+        let full = Spill::in_folder(dir.path());
+        let device = OpenOptions::new().read(true).write(true).open("/dev/full").expect("Linux has it");
+        full.shared.places().file = Some(Arc::new(device));
+        assert!(matches!(full.write(&[7; 3 * SLOT_BYTES]), Err(SinkError::Full { .. })));
+        assert_eq!(full.file_bytes(), 0);
+        // Once there is space again.
+        let slots = full.write(b"x").expect("a new file");
+        let mut read = Vec::new();
+        slots[0].read(&mut read).expect("readable");
+        assert_eq!(read, b"x");
     }
 }

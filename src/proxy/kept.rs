@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::value::RawValue;
 
-use super::tape::{Tape, Tapes, Turn};
+use super::tape::{Place, Tape, Tapes, Turn};
 use crate::protocol::sse::{Event, Rereader};
 use crate::record::SinkError;
 
@@ -17,6 +17,13 @@ pub(super) enum Kept {
     /// The blocks of a stream.
     Events(Tape),
     Body(Bytes),
+}
+
+/// How far a reply was read again.
+#[derive(Default)]
+pub(super) struct Again {
+    place: Place,
+    reader: Rereader,
 }
 
 impl Kept {
@@ -44,11 +51,14 @@ impl Kept {
     }
 
     /// Moves what has come out of memory, if it is time to. True if it did.
-    pub(super) async fn relieve(&mut self) -> bool {
-        match self {
-            Self::Events(tape) if tape.is_full() => tape.spill().await,
-            _ => false,
-        }
+    pub(super) async fn relieve(&mut self) -> Result<bool, SinkError> {
+        let Self::Events(tape) = self else {
+            return Ok(false);
+        };
+        let is_full = tape.is_full();
+        let spilled = if is_full { tape.spill().await } else { Ok(()) };
+        tape.tell();
+        spilled.map(|()| is_full)
     }
 
     /// Waits for the turn to make records of it.
@@ -59,17 +69,24 @@ impl Kept {
         }
     }
 
-    /// Gives the events of a stream again.
-    pub(super) fn each(&self, mut take: impl FnMut(&Event)) -> Result<(), SinkError> {
+    /// Gives the next events of a stream again; false when there are no more.
+    pub(super) fn read(&self, again: &mut Again, mut take: impl FnMut(&Event)) -> Result<bool, SinkError> {
         let Self::Events(tape) = self else {
-            return Ok(());
+            return Ok(false);
         };
-        let mut reader = Rereader::default();
-        tape.each(|block| {
+        let reader = &mut again.reader;
+        tape.read(&mut again.place, |block| {
             if let Some(event) = reader.event(block) {
                 take(&event);
             }
         })
+    }
+
+    /// Gives all events of a stream again.
+    fn each(&self, mut take: impl FnMut(&Event)) -> Result<(), SinkError> {
+        let mut again = Again::default();
+        while self.read(&mut again, &mut take)? {}
+        Ok(())
     }
 
     /// As one JSON value: the body, or the array of the events' data. `is_read`: each event was read as JSON, so the

@@ -168,10 +168,14 @@ impl Open {
     }
 
     /// Moves what has come of a long reply out of memory, if it is time to.
-    pub(super) async fn relieve(&mut self) {
-        if self.kept.relieve().await {
+    ///
+    /// # Errors
+    /// It cannot be written. Nothing of it is lost.
+    pub(super) async fn relieve(&mut self) -> Result<(), SinkError> {
+        if self.kept.relieve().await? {
             self.reply.forget();
         }
+        Ok(())
     }
 
     /// Reads a copy of a whole body.

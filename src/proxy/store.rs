@@ -6,6 +6,7 @@ use std::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Inner;
+use super::measures::Recorded;
 use super::session::Session;
 use super::tape::Turn;
 use crate::record::{Call, SinkError};
@@ -19,13 +20,15 @@ pub(super) async fn append(
     failure: Option<String>,
     _turn: Turn,
 ) -> Result<(), SinkError> {
-    let kept: Vec<Arc<Call>> = calls.iter().cloned().map(Arc::new).collect();
+    let kept: Vec<Arc<Call>> =
+        if session.keeps_calls() { calls.iter().cloned().map(Arc::new).collect() } else { Vec::new() };
+    let done: Vec<Recorded> = calls.iter().map(Recorded::of).collect();
     let ended = Instant::now();
     let result = inner.sink.append(calls).await;
     match &result {
         Ok(()) => {
             inner.measures.capture_lag.record(ended.elapsed());
-            kept.iter().for_each(|call| inner.measures.recorded(call));
+            done.iter().for_each(|call| inner.measures.recorded(call));
             session.keep(kept, failure);
         }
         Err(error) => lost(&inner, &session, error),

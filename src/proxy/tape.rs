@@ -1,11 +1,15 @@
 //! The blocks of a stream until the call's record is written: in memory while it is short, in a file when it
 //! is long or there are many.
 //!
-//! Invariant: the blocks come back in order, each as it was pushed.
+//! Invariants:
+//! - The blocks come back in order, each as it was pushed.
+//! - A file that cannot be written is an error of its call, as a store is that cannot be: memory is no place to wait for
+//!   space on a disk.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use metrics::{Gauge, gauge};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -15,7 +19,7 @@ use crate::record::SinkError;
 /// Copies in memory that together are longer go to the file, all but the last part of each.
 const MEMORY_BYTES: usize = 16 << 20;
 /// Records of replies that lie in the file are made from this many bytes of them at once.
-const RECORD_BYTES: u32 = 24 << 20;
+const RECORD_BYTES: u32 = 16 << 20;
 /// Calls that write to the file at once. It takes what they write at memory speed: more would only wait.
 const WRITERS: usize = 2;
 /// Before a block: its length.
@@ -27,6 +31,8 @@ pub(super) struct Tapes {
     /// Most bytes of one call's copy in memory.
     most: usize,
     in_memory: AtomicUsize,
+    buffered: Gauge,
+    spilled: Gauge,
     writers: Arc<Semaphore>,
     records: Arc<Semaphore>,
 }
@@ -38,6 +44,8 @@ impl Tapes {
             spill,
             most: most.max(1),
             in_memory: AtomicUsize::new(0),
+            buffered: gauge!("lego_proxy_buffered_bytes"),
+            spilled: gauge!("lego_proxy_spilled_bytes"),
             writers: Arc::new(Semaphore::new(WRITERS)),
             records: Arc::new(Semaphore::new(RECORD_BYTES as usize)),
         })
@@ -57,8 +65,8 @@ pub(super) struct Tape {
     count: usize,
     /// Bytes of `tail` and `leaving`, as counted in `tapes`.
     counted: usize,
-    /// The file could not be written: this call stays in memory.
-    is_stuck: bool,
+    /// As it is in the gauge, which is put right once for many blocks.
+    told: usize,
 }
 
 impl Tape {
@@ -71,7 +79,7 @@ impl Tape {
             tail: Vec::new(),
             count: 0,
             counted: 0,
-            is_stuck: false,
+            told: 0,
         }
     }
 
@@ -105,43 +113,47 @@ impl Tape {
     pub(super) fn is_full(&self) -> bool {
         let bytes = self.tail.len();
         let is_crowded = bytes >= SLOT_BYTES && self.tapes.in_memory.load(Ordering::Relaxed) > MEMORY_BYTES;
-        (bytes >= self.tapes.most || is_crowded) && self.tapes.spill.is_some() && !self.is_stuck
+        (bytes >= self.tapes.most || is_crowded) && self.tapes.spill.is_some()
     }
 
-    /// Moves what is in memory to the file, less the rest that fills no slot. False if it cannot be
-    /// written.
-    pub(super) async fn spill(&mut self) -> bool {
+    /// Tells the gauge how much is in memory.
+    pub(super) fn tell(&mut self) {
+        self.tapes.buffered.increment(self.counted as f64 - self.told as f64);
+        self.told = self.counted;
+    }
+
+    /// Moves what is in memory to the file, less the rest that fills no slot.
+    ///
+    /// # Errors
+    /// The file cannot be written. Nothing is lost by that: it stays in memory.
+    pub(super) async fn spill(&mut self) -> Result<(), SinkError> {
         let Some(spill) = self.tapes.spill.clone() else {
-            return false;
+            return Ok(());
         };
-        let Ok(_turn) = Arc::clone(&self.tapes.writers).acquire_owned().await else {
-            return false;
-        };
+        let _turn = Arc::clone(&self.tapes.writers).acquire_owned().await.ok();
         self.stay();
         let bytes = self.tail.len();
         let whole = if bytes < SLOT_BYTES { bytes } else { bytes / SLOT_BYTES * SLOT_BYTES };
         // Kept until it is written: a call whose client leaves now is recorded whole all the same.
         let leaving = Arc::new(std::mem::take(&mut self.tail));
         self.leaving = Some(Arc::clone(&leaving));
-        let writing = tokio::task::spawn_blocking(move || spill.write(&leaving[..whole]));
-        let error = match writing.await {
-            Ok(Ok(slots)) => {
-                self.slots.extend(slots);
-                self.spilled += whole;
-                if let Some(left) = self.leaving.take() {
-                    self.tail.extend_from_slice(&left[whole..]);
-                }
-                self.counted -= whole;
-                self.tapes.in_memory.fetch_sub(whole, Ordering::Relaxed);
-                return true;
-            }
-            Ok(Err(error)) => error.to_string(),
-            Err(error) => error.to_string(),
+        let written = match tokio::task::spawn_blocking(move || spill.write(&leaving[..whole])).await {
+            Ok(written) => written,
+            Err(error) => Err(SinkError::Io {
+                place: "the file with the copies of long replies".to_owned(),
+                reason: error.to_string(),
+            }),
         };
-        self.stay();
-        self.is_stuck = true;
-        tracing::warn!(%error, "a long reply stays in memory: the file for its copy cannot be written");
-        false
+        let slots = written.inspect_err(|_| self.stay())?;
+        self.slots.extend(slots);
+        self.spilled += whole;
+        if let Some(left) = self.leaving.take() {
+            self.tail.extend_from_slice(&left[whole..]);
+        }
+        self.counted -= whole;
+        self.tapes.in_memory.fetch_sub(whole, Ordering::Relaxed);
+        self.tapes.spilled.increment(whole as f64);
+        Ok(())
     }
 
     /// Puts what was on its way to the file back in its place.
@@ -164,25 +176,39 @@ impl Tape {
         Turn(Arc::clone(&self.tapes.records).acquire_many_owned(weight).await.ok())
     }
 
-    /// Gives the blocks in order.
-    pub(super) fn each(&self, mut take: impl FnMut(&[u8])) -> Result<(), SinkError> {
-        let mut part = Vec::new();
-        for slot in &self.slots {
-            slot.read(&mut part).map_err(unreadable)?;
-            let used = blocks(&part, &mut take);
-            part.drain(..used);
+    /// Gives the blocks of the next part, in order; false when there is none. Blocks while a file is read.
+    pub(super) fn read(&self, at: &mut Place, mut take: impl FnMut(&[u8])) -> Result<bool, SinkError> {
+        if at.is_end {
+            return Ok(false);
         }
-        if let Some(left) = &self.leaving {
-            part.extend_from_slice(left);
-        }
-        if part.is_empty() {
-            blocks(&self.tail, &mut take);
+        let used = if let Some(slot) = self.slots.get(at.slots) {
+            slot.read(&mut at.part)?;
+            at.slots += 1;
+            blocks(&at.part, &mut take)
         } else {
-            part.extend_from_slice(&self.tail);
-            blocks(&part, &mut take);
-        }
-        Ok(())
+            at.is_end = true;
+            if let Some(left) = &self.leaving {
+                at.part.extend_from_slice(left);
+            }
+            if at.part.is_empty() {
+                blocks(&self.tail, &mut take);
+                return Ok(true);
+            }
+            at.part.extend_from_slice(&self.tail);
+            blocks(&at.part, &mut take)
+        };
+        at.part.drain(..used);
+        Ok(true)
     }
+}
+
+/// How far a tape was read.
+#[derive(Default)]
+pub(super) struct Place {
+    slots: usize,
+    /// The beginning of a block whose end is in the next slot.
+    part: Vec<u8>,
+    is_end: bool,
 }
 
 /// The turn of a call to make its records; it ends when they are in the store.
@@ -200,12 +226,10 @@ impl Turn {
 impl Drop for Tape {
     fn drop(&mut self) {
         self.tapes.in_memory.fetch_sub(self.counted, Ordering::Relaxed);
+        self.counted = 0;
+        self.tell();
+        self.tapes.spilled.decrement(self.spilled as f64);
     }
-}
-
-fn unreadable(error: std::io::Error) -> SinkError {
-    let place = "the file with the copy of a long reply".to_owned();
-    SinkError::Io { place, reason: format!("it cannot be read back: {error}") }
 }
 
 /// Gives the whole blocks of `bytes` and tells how long they are.
@@ -219,4 +243,40 @@ fn blocks(bytes: &[u8], take: &mut impl FnMut(&[u8])) -> usize {
         used += HEAD + block.len();
     }
     used
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn many_copies_are_in_memory_together_as_one_is() {
+        let dir = tempfile::tempdir().expect("folder");
+        let spill = Spill::in_folder(dir.path());
+        let tapes = Tapes::new(Some(spill.clone()), 1 << 20);
+        let block = |tape: usize, at: usize| vec![(tape * 31 + at) as u8; 1000 + at % 7];
+        let mut open: Vec<Tape> = (0..100).map(|_| Tape::new(&tapes)).collect();
+        for at in 0..400 {
+            for (index, tape) in open.iter_mut().enumerate() {
+                tape.push(&block(index, at));
+                if tape.is_full() {
+                    tape.spill().await.expect("room");
+                }
+            }
+            let in_memory = tapes.in_memory.load(Ordering::Relaxed);
+            assert!(in_memory <= MEMORY_BYTES + 100 * 1100, "{in_memory}");
+        }
+        assert!(open.iter().all(|tape| tape.len() == 400));
+        for (index, tape) in open.iter().enumerate() {
+            let (mut place, mut at) = (Place::default(), 0);
+            let mut check = |bytes: &[u8]| {
+                assert_eq!(bytes, block(index, at));
+                at += 1;
+            };
+            while tape.read(&mut place, &mut check).expect("readable") {}
+            assert_eq!(at, 400);
+        }
+        drop(open);
+        assert_eq!((tapes.in_memory.load(Ordering::Relaxed), spill.file_bytes()), (0, 0));
+    }
 }

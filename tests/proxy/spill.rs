@@ -1,4 +1,5 @@
-//! Copies of long replies that wait in a file: the records are those of copies in memory, and nothing stays behind.
+//! Copies of long replies that wait in a file: records and what a client that comes back gets are those of copies in
+//! memory, little is held, and nothing stays behind.
 
 use lego::capture::Spill;
 use lego::proxy::ProxyOptions;
@@ -6,7 +7,8 @@ use lego::record::{Call, CallStatus, UpstreamKind};
 use serde_json::{Value, json};
 
 use crate::mock::{Part, Script};
-use crate::setup::{Setup, request, text};
+use crate::rejoin::{direct, left, patient, without_ids};
+use crate::setup::{PATIENCE, Setup, broken, post, request, text};
 
 const TOKENS: usize = 16_384;
 
@@ -22,7 +24,15 @@ fn script(spoil: fn(Vec<Part>) -> Vec<Part>) -> Script {
 
 /// A proxy whose copies go to a file in `dir` when they are this long; without a folder they stay in memory.
 async fn setup(script: Script, dir: Option<&tempfile::TempDir>, most: usize) -> Setup {
-    let mut options = ProxyOptions::stand_alone();
+    setup_with(ProxyOptions::stand_alone(), script, dir, most).await
+}
+
+async fn setup_with(
+    mut options: ProxyOptions,
+    script: Script,
+    dir: Option<&tempfile::TempDir>,
+    most: usize,
+) -> Setup {
     options.spill = dir.map(|dir| Spill::in_folder(dir.path()));
     options.capture_buffer_bytes = most;
     Setup::with(options, UpstreamKind::Vllm, script).await
@@ -31,7 +41,7 @@ async fn setup(script: Script, dir: Option<&tempfile::TempDir>, most: usize) -> 
 /// What a record says, less what differs from call to call.
 fn said(call: &Call) -> Value {
     let mut said = serde_json::to_value(call).expect("JSON");
-    for name in ["call_id", "session_id", "received_at", "ttft_us", "duration_us"] {
+    for name in ["call_id", "session_id", "received_at", "ttft_us", "duration_us", "rejoined"] {
         said.as_object_mut().expect("object").remove(name);
     }
     said
@@ -116,14 +126,170 @@ async fn a_client_that_leaves_within_a_long_reply_leaves_the_same_record() {
     assert!(all[0] == all[1]);
 }
 
+/// Within the reply it waits for the first step, before its end for the second.
+fn in_steps(mut parts: Vec<Part>) -> Vec<Part> {
+    parts.insert(parts.len() - 3, Part::Until(2));
+    parts.insert(700, Part::Until(1));
+    parts
+}
+
+/// Reads so many events of a stream.
+async fn take(response: &mut reqwest::Response, events: usize) -> Vec<u8> {
+    let mut seen = Vec::new();
+    while seen.windows(2).filter(|two| two == b"\n\n").count() < events {
+        let piece = tokio::time::timeout(PATIENCE, response.chunk()).await.expect("in time");
+        seen.extend_from_slice(&piece.expect("piece").expect("more"));
+    }
+    seen
+}
+
 #[tokio::test]
-async fn a_file_that_cannot_be_written_costs_memory_and_nothing_else() {
+async fn a_client_that_comes_back_is_given_a_long_reply_from_the_file() {
+    for is_over_before in [false, true] {
+        let dir = tempfile::tempdir().expect("folder");
+        let setup = setup_with(patient(), script(in_steps), Some(&dir), 50_000).await;
+        let body = request(true);
+        let mut response = setup.post(&body).await;
+        let first = take(&mut response, 700).await;
+        assert!(is_empty(&dir), "it has no name");
+        drop(response);
+        left(&setup, 1).await;
+        // It leaves again within what it is given again, and goes on all the same.
+        response = setup.post(&body).await;
+        let again = take(&mut response, 20).await;
+        assert!(first.starts_with(&again[..first.len().min(again.len())]));
+        drop(response);
+        left(&setup, 1).await;
+        let mut seen;
+        if is_over_before {
+            setup.mock.step(2);
+            response = setup.post(&body).await;
+            seen = Vec::new();
+        } else {
+            response = setup.post(&body).await;
+            // Live: what the upstream has not sent yet is not waited for.
+            seen = take(&mut response, 700).await;
+            assert!(seen == first);
+            setup.mock.step(2);
+        }
+        seen.extend_from_slice(&text(response).await);
+        assert_eq!(setup.mock.asked().len(), 1);
+        let call = setup.sink.calls(1).await.remove(0);
+        assert_eq!((call.status, call.rejoined), (CallStatus::Ok, 2));
+        assert!(seen == direct(&setup, &body).await, "over before: {is_over_before}");
+        text(setup.post(&body).await).await;
+        let undisturbed = &setup.sink.calls(2).await[1];
+        assert_eq!(undisturbed.completion_token_ids.as_ref().expect("ids").len(), TOKENS);
+        assert!(said(&call) == said(undisturbed));
+        assert!(is_empty(&dir));
+    }
+}
+
+#[tokio::test]
+async fn a_client_of_another_protocol_comes_back_to_a_long_reply() {
+    let body = json!({"model": "claude-x", "max_tokens": TOKENS, "stream": true,
+        "messages": [{"role": "user", "content": "hi"}]});
     let dir = tempfile::tempdir().expect("folder");
-    std::fs::write(dir.path().join("journal"), b"in the way").expect("written");
-    let setup = setup(script(|parts| parts), Some(&dir), 1000).await;
-    let reply = text(setup.post(&request(true)).await).await;
-    assert!(reply.ends_with(b"data: [DONE]\n\n"));
-    let calls = setup.sink.calls(1).await;
-    assert_eq!(calls[0].completion_token_ids.as_ref().expect("ids").len(), TOKENS);
-    assert_eq!(calls[0].status, CallStatus::Ok);
+    let setup = setup_with(patient(), script(in_steps), Some(&dir), 50_000).await;
+    let url = format!("http://{}/v1/messages", setup.address);
+    let mut response = post(&url, &body).await;
+    take(&mut response, 650).await;
+    drop(response);
+    left(&setup, 1).await;
+    response = post(&url, &body).await;
+    setup.mock.step(2);
+    let again = text(response).await;
+    let again = String::from_utf8_lossy(&again);
+    assert_eq!(setup.mock.asked().len(), 1);
+    assert_eq!(again.matches("event: message_stop").count(), 1);
+    assert_eq!(setup.sink.calls(1).await[0].rejoined, 1);
+    let undisturbed = text(post(&url, &body).await).await;
+    assert!(without_ids(&again) == without_ids(&String::from_utf8_lossy(&undisturbed)));
+}
+
+/// A number on the page of metrics.
+fn gauge(page: &str, name: &str) -> usize {
+    let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("{name} is not in\n{page}")).parse::<f64>().expect("a number") as usize
+}
+
+#[tokio::test]
+async fn a_reply_holds_the_same_memory_however_long_it_is() {
+    const MOST: usize = 32_768;
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let page = recorder.handle();
+    // Everything but the writing of the file runs on this thread.
+    let _recording = metrics::set_default_local_recorder(&recorder);
+    let gated: fn(Vec<Part>) -> Vec<Part> = |mut parts| {
+        parts.insert(parts.len() - 3, Part::Gate);
+        parts
+    };
+    for tokens in [1024, 4096, TOKENS] {
+        let dir = tempfile::tempdir().expect("folder");
+        let mut script = script(gated);
+        script.tokens.truncate(tokens);
+        let setup = setup(script, Some(&dir), MOST).await;
+        let mut response = setup.post(&request(true)).await;
+        let (mut seen, mut peak, mut events) = (0, 0, 0);
+        let mut end = Vec::new();
+        while events < tokens / 16 {
+            let piece = tokio::time::timeout(PATIENCE, response.chunk()).await.expect("in time");
+            let piece = piece.expect("piece").expect("more");
+            seen += piece.len();
+            end.extend_from_slice(&piece);
+            events += end.windows(2).filter(|two| two == b"\n\n").count();
+            end.drain(..end.len() - 1);
+            peak = peak.max(gauge(&page.render(), "lego_proxy_buffered_bytes"));
+        }
+        // What one read of the upstream gave comes on top while it is passed on: an event is a write of the mock.
+        assert!(peak < MOST + 200_000, "{tokens} tokens: {peak} bytes in memory");
+        let now = page.render();
+        let (buffered, spilled) =
+            (gauge(&now, "lego_proxy_buffered_bytes"), gauge(&now, "lego_proxy_spilled_bytes"));
+        assert!(buffered < MOST + 1, "{tokens} tokens: {buffered} bytes in memory");
+        // What lego asked for in addition is not passed on, so the copy is longer than what was seen.
+        assert!(spilled + buffered >= seen, "{seen} seen, {spilled} in the file, {buffered} in memory");
+        assert!(spilled > 20 * tokens);
+        setup.mock.open_gate();
+        text(response).await;
+        assert_eq!(setup.sink.calls(1).await[0].completion_token_ids.as_ref().expect("ids").len(), tokens);
+        let nothing_is_left = async {
+            let held = || {
+                let now = page.render();
+                gauge(&now, "lego_proxy_buffered_bytes") + gauge(&now, "lego_proxy_spilled_bytes")
+            };
+            while held() > 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, nothing_is_left).await.expect("in time");
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_written_is_told_as_a_store_that_is_full() {
+    let dir = tempfile::tempdir().expect("folder");
+    let in_the_way = dir.path().join("journal");
+    std::fs::write(&in_the_way, b"").expect("written");
+    let setup = setup_with(patient(), script(|parts| parts), Some(&dir), 100_000).await;
+    let reply = broken(setup.post(&request(true)).await).await;
+    let reply = String::from_utf8_lossy(&reply);
+    let last = reply.trim_end().rsplit("\n\n").next().expect("an event");
+    assert!(last.contains("capture_failed") && last.contains(dir.path().to_str().expect("text")), "{last}");
+    assert!(!reply.contains("\"finish_reason\":\"stop\"") && !reply.contains("[DONE]"));
+    // The store took it, with all that had come.
+    let call = &setup.sink.calls(1).await[0];
+    assert_eq!(call.status, CallStatus::Aborted);
+    assert!(call.error.as_ref().expect("why").contains("could not store"), "{:?}", call.error);
+    assert!(!call.trainable);
+    let ids = call.completion_token_ids.as_ref().expect("ids").len();
+    assert!(ids > 200 && ids < TOKENS, "{ids}");
+    // It goes on by itself.
+    std::fs::remove_file(&in_the_way).expect("removed");
+    text(setup.post(&request(true)).await).await;
+    let call = &setup.sink.calls(2).await[1];
+    assert_eq!(
+        (call.status, call.completion_token_ids.as_ref().expect("ids").len()),
+        (CallStatus::Ok, TOKENS)
+    );
 }

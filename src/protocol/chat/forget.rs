@@ -22,3 +22,42 @@ impl Reply {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::sse;
+
+    #[test]
+    fn what_is_asked_of_a_reply_while_it_comes_is_the_same_and_nothing_grows() {
+        let folder = format!("{}/tests/fixtures/wire", env!("CARGO_MANIFEST_DIR"));
+        let mut streams = 0;
+        for file in std::fs::read_dir(folder).expect("fixtures") {
+            let path = file.expect("readable").path();
+            if path.extension().is_none_or(|extension| extension != "sse") {
+                continue;
+            }
+            let (mut whole, mut short) = (Reply::default(), Reply::default());
+            let mut parser = sse::Parser::new();
+            parser.push(&std::fs::read(&path).expect("readable"));
+            while let Some(event) = parser.next_event() {
+                let (one, other) = (whole.feed(&event.data()), short.feed(&event.data()));
+                assert_eq!(one.ok(), other.ok(), "{}", path.display());
+                short.forget();
+                assert_eq!(whole.is_finished(1), short.is_finished(1));
+                assert_eq!((&whole.error, whole.usage), (&short.error, short.usage));
+                assert!(whole.choices.keys().eq(short.choices.keys()));
+                let pairs = || whole.choices.values().zip(short.choices.values());
+                assert!(pairs().all(|(one, other)| one.finish_reason == other.finish_reason));
+                for choice in short.choices.values() {
+                    let ids = choice.token_ids.as_ref().map_or(0, Vec::capacity);
+                    let logprobs = choice.logprobs.as_ref().map_or(0, Vec::capacity);
+                    let texts = choice.text.capacity() + choice.reasoning.capacity();
+                    assert_eq!((ids, logprobs, texts), (0, 0, 0));
+                }
+            }
+            streams += usize::from(!whole.choices.is_empty());
+        }
+        assert!(streams > 5, "{streams}");
+    }
+}

@@ -39,7 +39,8 @@ impl Open {
                 _ => (status, error.clone()),
             };
             let mut call = self.call(index, &reply, choice, status, error);
-            call.response = response.clone();
+            // The last one has it without a copy: it is the longest part of a record.
+            call.response = if Some(&index) == choices.last() { response.take() } else { response.clone() };
             let constrained = self.request.is_constrained;
             call.not_trainable_reasons = verdict::reasons(&call, sampled as u64, constrained);
             call.not_trainable_reasons.extend(self.more_reasons.iter().cloned());

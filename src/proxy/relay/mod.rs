@@ -11,6 +11,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use tokio::time::{Instant, Sleep};
 
+use self::again::Again;
 use self::wait::{FAR, Source, Step, reading};
 use super::call::{self, Sending};
 use super::face::Face;
@@ -48,6 +49,8 @@ pub(super) struct Relay {
     hold_until: Option<Instant>,
     /// The first block of the upstream's stream that is held.
     held_from: Option<usize>,
+    /// How far a client that came back was given what it missed. Until it has all of it nothing new is taken.
+    again: Option<Again>,
     /// `ready` has something that a client may act on.
     may_act: bool,
     last_received: Instant,
@@ -122,6 +125,7 @@ impl Relay {
             held: BytesMut::new(),
             hold_until: None,
             held_from: None,
+            again: None,
             may_act: false,
             last_received: now,
             last_sent: now,
@@ -146,6 +150,9 @@ impl Relay {
     pub(super) async fn next(&mut self) -> Option<Result<Bytes, std::io::Error>> {
         loop {
             self.begin_again();
+            while self.ready.is_empty() && self.again.is_some() {
+                self.go_on_again();
+            }
             if !self.ready.is_empty() {
                 self.given();
                 self.last_sent = Instant::now();
@@ -238,7 +245,11 @@ impl Relay {
                 return;
             }
         }
-        self.recorder.relieve().await;
+        if !self.recorder.is_done()
+            && let Err(error) = self.recorder.relieve().await
+        {
+            return self.fail(CallStatus::Aborted, whole::sink_error(&error)).await;
+        }
         let is_full = self.held.len() > self.inner.options.stream_buffer_bytes;
         if self.has_terminator || is_full {
             self.release(self.has_terminator).await;
@@ -254,6 +265,7 @@ impl Relay {
             self.is_unread = true;
             self.recorder.attendance.close();
             self.release(true).await;
+            self.all_again();
             let rest = self.parser.take_pending();
             self.ready.extend_from_slice(&rest);
         }
@@ -349,6 +361,7 @@ impl Relay {
                 }
             }
             Err(error) => {
+                self.again = None;
                 self.held.clear();
                 self.say(&whole::sink_error(&error));
             }
@@ -410,6 +423,7 @@ impl Relay {
 
     fn say(&mut self, error: &ApiError) {
         self.recorder.attendance.close();
+        self.all_again();
         // The upstream said nothing, so there is nothing to be said for it: many clients take an error event for final,
         // and try again when a connection breaks.
         let is_cut = matches!(error.code, "upstream_truncated" | "upstream_stalled");

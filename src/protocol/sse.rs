@@ -156,6 +156,10 @@ impl Parser {
                 return Some(self.dispatch(false));
             }
         }
+        if self.buffer.is_empty() {
+            // Its room would be kept for as long as the stream is open.
+            self.buffer = BytesMut::new();
+        }
         None
     }
 

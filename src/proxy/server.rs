@@ -19,7 +19,7 @@ const BACKLOG: u32 = 4096;
 /// A client that has not sent a request's head after this time loses its connection.
 const HEAD_LIMIT: Duration = Duration::from_secs(60);
 /// Bytes of a reply that a connection takes ahead of its client, and of a request's head. By itself hyper takes 400 kB.
-const BUFFER_BYTES: usize = 64 << 10;
+const BUFFER_BYTES: usize = 32 << 10;
 /// Connections get this long to send what is on its way after their calls were ended.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 

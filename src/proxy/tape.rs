@@ -22,6 +22,8 @@ const MEMORY_BYTES: usize = 16 << 20;
 const RECORD_BYTES: u32 = 16 << 20;
 /// Calls that write to the file at once. It takes what they write at memory speed: more would only wait.
 const WRITERS: usize = 2;
+/// By how much a copy in memory grows at least.
+const ROOM: usize = 2 << 10;
 /// Before a block: its length.
 const HEAD: usize = 4;
 
@@ -85,11 +87,16 @@ impl Tape {
 
     /// Adds a block.
     pub(super) fn push(&mut self, block: &[u8]) {
+        let added = HEAD + block.len();
+        let room = self.tail.capacity();
+        if room - self.tail.len() < added {
+            // By itself it would double: half of that much in each of thousands of streams would never be used.
+            self.tail.reserve_exact(added.max(room / 4).max(ROOM));
+        }
         // Blocks are far below 4 GiB: the relay passes longer ones unread.
         self.tail.extend_from_slice(&(block.len() as u32).to_le_bytes());
         self.tail.extend_from_slice(block);
         self.count += 1;
-        let added = HEAD + block.len();
         self.counted += added;
         self.tapes.in_memory.fetch_add(added, Ordering::Relaxed);
     }

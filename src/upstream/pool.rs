@@ -24,7 +24,7 @@ use tokio::net::TcpStream;
 const MAX_IDLE: usize = 512;
 /// Most bytes of one read, and longest head of a response. By itself hyper goes up to 400 kB, which is what thousands of
 /// fast streams would hold then.
-const READ_BYTES: usize = 64 << 10;
+const READ_BYTES: usize = 32 << 10;
 /// A connection idle for longer is not reused.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(50);
 

@@ -174,6 +174,13 @@ impl Relay {
                 tokio::task::yield_now().await;
                 return Some(Err(std::io::Error::other("the upstream's reply broke off")));
             }
+            // When the client has what came, so that it does not wait for a file.
+            if !self.recorder.is_done()
+                && let Err(error) = self.recorder.relieve().await
+            {
+                self.fail(CallStatus::Aborted, whole::sink_error(&error)).await;
+                continue;
+            }
             match self.step().await {
                 Step::Head(Ok(received)) => self.head(received).await,
                 Step::Head(Err(error)) => {
@@ -182,7 +189,7 @@ impl Relay {
                 }
                 Step::Piece(piece) => {
                     self.is_of_upstream = true;
-                    self.piece(&piece).await;
+                    self.piece(piece).await;
                     self.measured.buffered.set(self.held.len() + self.parser.pending() + self.ready.len());
                 }
                 Step::Whole(Ok(body)) => {
@@ -233,22 +240,19 @@ impl Relay {
         }
     }
 
-    async fn piece(&mut self, piece: &Bytes) {
+    async fn piece(&mut self, piece: Bytes) {
         if self.is_unread {
-            self.ready.extend_from_slice(piece);
+            self.ready.extend_from_slice(&piece);
             return;
         }
-        self.parser.push(piece);
+        self.parser.push(&piece);
+        // What follows may wait for a disk, and there may be thousands.
+        drop(piece);
         while let Some(event) = self.parser.next_event() {
             self.event(&event).await;
             if self.is_over {
                 return;
             }
-        }
-        if !self.recorder.is_done()
-            && let Err(error) = self.recorder.relieve().await
-        {
-            return self.fail(CallStatus::Aborted, whole::sink_error(&error)).await;
         }
         let is_full = self.held.len() > self.inner.options.stream_buffer_bytes;
         if self.has_terminator || is_full {

@@ -113,6 +113,8 @@ impl DayFile {
         self.pending_bytes = 0;
         let batch = encode::batch(&calls)
             .map_err(|error| CaptureError::corrupt(&self.temporary, error.to_string()))?;
+        // The batch has it all.
+        drop(calls);
         let error = CaptureError::parquet(&self.temporary);
         self.writer.write(&batch).and_then(|()| self.writer.flush()).map_err(error)
     }

@@ -31,6 +31,7 @@ mod parquet_calls;
 mod payload;
 mod reader;
 mod recovery;
+mod spill;
 mod writer;
 
 pub use compact::column_names;
@@ -38,4 +39,5 @@ pub use error::CaptureError;
 pub use layout::date_of;
 pub use reader::{Query, Reader};
 pub use recovery::{Recovery, TornTail};
+pub use spill::{SLOT_BYTES, Slot, Spill};
 pub use writer::{Closed, Durability, Writer, WriterOptions};

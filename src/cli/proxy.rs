@@ -89,6 +89,7 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     };
     let mode = Mode::StandAlone { sampling, model_map: settings.model_map.clone() };
     let mut options = ProxyOptions::from_config(settings, mode, client_token);
+    options.spill = Some(crate::capture::Spill::in_folder(&settings.capture_dir));
     options.render_metrics = Some(Arc::new(move || page.render()));
     let mut answers: Vec<String> = default.iter().map(|upstream| upstream.place()).collect();
     answers.extend(

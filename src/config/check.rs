@@ -77,6 +77,7 @@ impl Problems<'_> {
             "Set proxy.admin_token_env to the name of a variable with one.",
         );
         self.positive("proxy.stream_buffer_size", proxy.stream_buffer_size as u64);
+        self.positive("proxy.capture_buffer_size", proxy.capture_buffer_size as u64);
         self.positive("proxy.max_body_bytes", proxy.max_body_bytes as u64);
         self.positive("proxy.max_in_flight", proxy.max_in_flight as u64);
         if let Some(pinned) = &proxy.pinned_sampling {

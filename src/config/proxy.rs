@@ -47,6 +47,9 @@ pub struct Proxy {
     pub replayed_reasoning: ReplayedReasoning,
     /// Bytes of a reply that may wait for a slow harness before lego stops reading from the upstream.
     pub stream_buffer_size: usize,
+    /// Bytes of a stream's copy that stay in memory. What is longer, and all but the last 16 KiB of each when the copies
+    /// of all calls together are over 16 MiB, waits for its record in a nameless file in `capture_dir`.
+    pub capture_buffer_size: usize,
     /// Folder of the capture: one writer at a time.
     pub capture_dir: PathBuf,
     /// Find out by one tiny call, before the first of a harness, what the upstream gives: ids, ids in streams, expert
@@ -132,6 +135,7 @@ impl Default for Proxy {
             inline_system: InlineSystem::Keep,
             replayed_reasoning: ReplayedReasoning::Keep,
             stream_buffer_size: 65536,
+            capture_buffer_size: 256 * 1024,
             capture_dir: PathBuf::from("./captures"),
             probe_upstream: true,
             relay: Relay::Auto,

@@ -46,6 +46,8 @@ mod server;
 mod session;
 mod sessions;
 mod stop;
+mod store;
+mod tape;
 mod verdict;
 mod whole;
 
@@ -129,6 +131,8 @@ struct Inner {
     sink: Arc<dyn CallSink>,
     routes: routes::Routes,
     sessions: Sessions,
+    /// Copies of replies whose calls have no record yet.
+    tapes: Arc<tape::Tapes>,
     responses: responses::Responses,
     gate: gate::Gate,
     left: rejoin::LeftCount,
@@ -164,6 +168,7 @@ impl Proxy {
         let slots = Arc::new(tokio::sync::Semaphore::new(options.max_in_flight));
         let inner = Inner {
             sink,
+            tapes: tape::Tapes::new(options.spill.clone(), options.capture_buffer_bytes),
             routes,
             sessions: Sessions::new(options.session_idle),
             left: rejoin::LeftCount::default(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::session::SessionSampling;
+use crate::capture::Spill;
 use crate::config::{self, VolatileAction, VolatileRole};
 use crate::protocol::volatile::{Pattern, Role, Rule, Rules};
 use crate::upstream::dialect::Wanted;
@@ -52,6 +53,10 @@ pub struct ProxyOptions {
     /// Most bytes of a reply held at once: what is taken from the upstream for one write to the client, and what is
     /// held back until a call is durable.
     pub stream_buffer_bytes: usize,
+    /// A longer copy of a reply goes to [`ProxyOptions::spill`] until its record is written.
+    pub capture_buffer_bytes: usize,
+    /// `None`: copies of replies stay in memory.
+    pub spill: Option<Spill>,
     /// Longest wait for usage and terminator before a call is committed without them.
     pub commit_wait: Duration,
     /// While the upstream is silent, a client gets a sign of life this often: a no-op event, or a space in front of a
@@ -94,6 +99,8 @@ impl ProxyOptions {
             replayed_reasoning: config.replayed_reasoning,
             history_rewrite_tolerance: config.history_rewrite_tolerance,
             stream_buffer_bytes: config.stream_buffer_size,
+            capture_buffer_bytes: config.capture_buffer_size,
+            spill: None,
             commit_wait: config.commit_wait(),
             keep_alive: config.keep_alive(),
             max_body_bytes: config.max_body_bytes,

@@ -26,6 +26,22 @@ impl Received {
         }
     }
 
+    /// The reply.
+    pub(super) fn into_reply(self) -> Reply {
+        match self {
+            Self::Chat(reply) => reply,
+            Self::Messages(assembler) => assembler.into_reply(),
+        }
+    }
+
+    /// Lets go of tokens and texts, which reading the same events again gives back.
+    pub(super) fn forget(&mut self) {
+        match self {
+            Self::Chat(reply) => reply.forget(),
+            Self::Messages(assembler) => assembler.forget(),
+        }
+    }
+
     /// Adds a stream's event.
     pub(super) fn event(&mut self, name: &str, data: &[u8]) -> Result<Assembled, ReplyError> {
         let before = self.so_far().usage;

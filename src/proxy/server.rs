@@ -18,6 +18,8 @@ use tokio_util::sync::CancellationToken;
 const BACKLOG: u32 = 4096;
 /// A client that has not sent a request's head after this time loses its connection.
 const HEAD_LIMIT: Duration = Duration::from_secs(60);
+/// Bytes of a reply that a connection takes ahead of its client, and of a request's head. By itself hyper takes 400 kB.
+const BUFFER_BYTES: usize = 32 << 10;
 /// Connections get this long to send what is on its way after their calls were ended.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 
@@ -129,7 +131,7 @@ async fn connection(stream: TcpStream, router: Router, ending: Ending) {
     }
     let service = TowerToHyperService::new(router);
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT);
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).max_buf_size(BUFFER_BYTES);
     let serving = builder.serve_connection(TokioIo::new(stream), service);
     let mut serving = std::pin::pin!(serving);
     let mut ended = std::pin::pin!(ending.token.cancelled());

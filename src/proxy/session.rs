@@ -205,6 +205,11 @@ impl Session {
         self.spec.sampling.plan(index)
     }
 
+    /// True if the session's end gives its records to a trainer.
+    pub(super) const fn keeps_calls(&self) -> bool {
+        self.keeps_calls
+    }
+
     /// Keeps what became durable, and what failed.
     pub(super) fn keep(&self, calls: Vec<Arc<Call>>, failure: Option<String>) {
         let mut state = self.state();

@@ -64,7 +64,8 @@ impl Machinery {
         );
         report_recovery(&writer);
         let mode = Mode::Trainer { policy_model: model_name.clone() };
-        let options = ProxyOptions::from_config(&config.proxy, mode, None);
+        let mut options = ProxyOptions::from_config(&config.proxy, mode, None);
+        options.spill = Some(crate::capture::Spill::in_folder(&places.captures));
         let proxy = Proxy::with_routes(options, Arc::clone(&writer) as _, Some(upstream), routes);
 
         let store = Arc::new(TaskStore::new(dataset, &places.scratch.join("tasks")));

@@ -201,7 +201,12 @@ pub const PROMETHEUS: &[Prometheus] = &[
     gauge("lego_proxy_open_streams", "Streams that clients have open, de-streamed ones included."),
     gauge(
         "lego_proxy_buffered_bytes",
-        "Bytes of replies that are held: incomplete events, what waits to be durable, bodies being read.",
+        "Bytes of replies that are in memory: incomplete events, what waits to be durable, copies until their record \
+         is durable, bodies being read.",
+    ),
+    gauge(
+        "lego_proxy_spilled_bytes",
+        "Bytes of replies that wait for their record in the nameless file of `capture_dir`.",
     ),
     gauge("lego_proxy_paused", "1 while calls are held back by `/admin/pause`."),
     seconds("lego_proxy_call_seconds", "Time of a model call, receipt to end."),

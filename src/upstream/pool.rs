@@ -22,6 +22,9 @@ use tokio::net::TcpStream;
 
 /// Idle connections kept for reuse.
 const MAX_IDLE: usize = 512;
+/// Most bytes of one read, and longest head of a response. By itself hyper goes up to 400 kB, which is what thousands of
+/// fast streams would hold then.
+const READ_BYTES: usize = 32 << 10;
 /// A connection idle for longer is not reused.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(50);
 
@@ -153,7 +156,9 @@ impl Pool {
             .map_err(|_| PoolError::ConnectTimeout(self.connect_timeout))?
             .map_err(PoolError::Connect)?;
         stream.set_nodelay(true).map_err(PoolError::Connect)?;
-        let (sender, driver) = http1::handshake(TokioIo::new(stream)).await.map_err(PoolError::Http)?;
+        let mut builder = http1::Builder::new();
+        builder.max_buf_size(READ_BYTES);
+        let (sender, driver) = builder.handshake(TokioIo::new(stream)).await.map_err(PoolError::Http)?;
         Ok(Connection { sender, driver: Some(Box::pin(driver)) })
     }
 }

@@ -22,5 +22,6 @@ mod routes;
 mod sdk;
 mod sessions;
 mod shutdown;
+mod spill;
 mod total;
 mod volatile;

@@ -99,6 +99,10 @@ impl Relay {
 
     /// What ends the reply of a client of another protocol, after the call is durable.
     pub(super) fn finish(&mut self) {
+        // It comes behind what a client that came back is still being given.
+        if self.again.is_some() {
+            return;
+        }
         if std::mem::replace(&mut self.is_ended, true) {
             return;
         }

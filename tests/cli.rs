@@ -89,3 +89,30 @@ fn a_routes_missing_key_is_told_before_anything_starts() {
         assert!(shown.contains(part), "{part} in {shown}");
     }
 }
+
+#[test]
+fn a_local_tokenizer_that_cannot_be_used_is_told_before_anything_starts() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    std::fs::create_dir(folder.path().join("broken")).expect("made");
+    std::fs::write(folder.path().join("broken/tokenizer.json"), "{").expect("written");
+    for (key, named, part) in [
+        ("proxy.local_tokenizer", r#""local_tokenizer": "nowhere""#, "nowhere/tokenizer.json"),
+        ("proxy.local_tokenizer", r#""local_tokenizer": "broken""#, "broken/tokenizer.json: is not JSON"),
+        (
+            "proxy.routes.judge.local_tokenizer",
+            r#""routes": {"judge": {"upstream_base_url": "http://h:1", "local_tokenizer": "nowhere"}}"#,
+            "nowhere/tokenizer.json",
+        ),
+    ] {
+        let text_of =
+            format!(r#"{{"proxy": {{"listen_port": 0, "upstream_base_url": "http://h:1", {named}}}}}"#);
+        std::fs::write(folder.path().join("proxy_config.json"), text_of).expect("written");
+        let output = lego(&["proxy"], folder.path());
+        assert_eq!(output.status.code(), Some(2));
+        let error = text(&output.stderr);
+        for part in ["proxy_config.json", key, part, "or take it out"] {
+            assert!(error.contains(part), "{part} in {error}");
+        }
+        assert!(!folder.path().join("captures").exists());
+    }
+}

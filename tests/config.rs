@@ -374,3 +374,24 @@ fn a_trainers_routes_are_not_the_policys() {
         r#"{"upstream_base_url": "http://h:1", "upstream_kind": "anthropic", "pinned_sampling": {}}"#;
     assert!(refusal(messages).contains("proxy.routes.a.upstream_kind"), "{}", refusal(messages));
 }
+
+#[test]
+fn a_routes_local_tokenizer_is_that_of_the_proxy_only_at_the_proxys_server() {
+    let text = r#"{"proxy": {"upstream_base_url": "http://h:1", "local_tokenizer": "base", "routes": {
+        "same": {"upstream_model": "m"}, "own": {"local_tokenizer": "mine"}, "far": {"upstream_base_url": "http://o:1"}}}}"#;
+    let config = load(FileKind::Proxy, text, &[]).expect("valid");
+    let of = |name: &str| {
+        let found = config.proxy.routes[name].local_tokenizer(name, &config.proxy);
+        found.map(|(key, folder)| (key, folder.to_owned()))
+    };
+    assert_eq!(of("same"), Some(("proxy.local_tokenizer".to_owned(), PathBuf::from("base"))));
+    assert_eq!(of("own"), Some(("proxy.routes.own.local_tokenizer".to_owned(), PathBuf::from("mine"))));
+    assert_eq!(of("far"), None);
+    let entries = config.entries();
+    let origin = |key: &str| entries.iter().find(|(path, ..)| path == key).expect("shown").2.clone();
+    assert_eq!(
+        origin("proxy.routes.same.local_tokenizer"),
+        Origin::Inherited("proxy.local_tokenizer".to_owned())
+    );
+    assert_eq!(origin("proxy.routes.far.local_tokenizer"), Origin::Default);
+}

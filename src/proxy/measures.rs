@@ -84,7 +84,7 @@ impl Measures {
         for reason in &call.not_trainable_reasons {
             self.reasons.get(reason).unwrap_or(&self.other_reason).increment(1);
         }
-        let tokens = call.completion_token_ids.as_ref().map_or(0, Vec::len);
+        let tokens = call.sampled_ids().map_or(0, <[u32]>::len);
         self.captured_tokens.increment(u64::try_from(tokens).unwrap_or(u64::MAX));
     }
 

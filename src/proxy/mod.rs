@@ -4,6 +4,7 @@
 //! ([`face`]: the client's protocol), finds the session ([`identify`]) and the upstream
 //! ([`routes`]: by the model's name), has the request edited (room `upstream`), sends
 //! it, again if need be ([`retry`]), and relays the reply: [`relay`] for a stream, [`whole`] for a body. [`recorder`] holds what is captured of a call and writes it, [`verdict`] says whether it can train.
+//! [`local_ids`] fills in ids that a reply does not carry, where that is asked for.
 //! [`rejoin`] has a call run on for a client that may come back.
 //!
 //! Invariants:
@@ -29,6 +30,7 @@ mod guard;
 mod identify;
 mod kept;
 mod limits;
+mod local_ids;
 mod lull;
 mod measures;
 mod models;
@@ -46,6 +48,7 @@ mod server;
 mod session;
 mod sessions;
 mod stop;
+mod store;
 mod verdict;
 mod whole;
 
@@ -63,6 +66,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use crate::record::{CallSink, ClientApi, SessionId};
 use crate::upstream::Upstream;
 
+pub use local_ids::{LocalTokenizer, LocalTokenizers};
 pub use options::{Mode, ProxyOptions, RenderMetrics};
 pub use routes::RouteOptions;
 pub use server::{ListenError, listen};

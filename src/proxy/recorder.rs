@@ -11,11 +11,12 @@ use tracing::Instrument as _;
 use super::columns::tool_calls;
 use super::kept::{self, Kept};
 use super::limits::Places;
+use super::local_ids::Missing;
 use super::received::Received;
 use super::rejoin::Attendance;
 use super::routes::Route;
 use super::session::Session;
-use super::{Inner, verdict};
+use super::{Inner, store, verdict};
 use crate::protocol::chat::{Choice, Reply, ReplyError, Request};
 use crate::protocol::messages::Assembled;
 use crate::record::{
@@ -241,13 +242,21 @@ impl Recorder {
             return Ok(());
         }
         let failure = self.failure(status, &calls);
-        let append =
-            append(Arc::clone(&self.inner), Arc::clone(&self.session), self.tokens.clone(), calls, failure)
-                .instrument(self.span.clone());
-        match tokio::spawn(append).await {
+        match tokio::spawn(self.append(calls, failure)).await {
             Ok(result) => result,
             Err(error) => Err(SinkError::Io { place: "the capture".to_owned(), reason: error.to_string() }),
         }
+    }
+
+    fn append(
+        &self,
+        calls: Vec<Call>,
+        failure: Option<String>,
+    ) -> impl Future<Output = Result<(), SinkError>> + use<> {
+        let missing = Missing::of(self.wire.route.local_tokenizer.as_ref(), self.reply(), &calls);
+        let (inner, session) = (Arc::clone(&self.inner), Arc::clone(&self.session));
+        store::append(inner, session, self.tokens.clone(), calls, missing, failure)
+            .instrument(self.span.clone())
     }
 
     /// What a trainer should know as broken machinery.
@@ -448,9 +457,7 @@ impl Drop for Recorder {
         }
         let (status, why) = self.dropped();
         let calls = self.take_all(status, Some(why));
-        let inner = Arc::clone(&self.inner);
-        let work = append(inner, Arc::clone(&self.session), self.tokens.clone(), calls, None)
-            .instrument(self.span.clone());
+        let work = self.append(calls, None);
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn(work)),
             Err(_) => {
@@ -458,33 +465,6 @@ impl Drop for Recorder {
             }
         }
     }
-}
-
-/// Appends calls, then tells the session. The tokens are held until then.
-async fn append(
-    inner: Arc<Inner>,
-    session: Arc<Session>,
-    tokens: (TaskTrackerToken, TaskTrackerToken),
-    calls: Vec<Call>,
-    failure: Option<String>,
-) -> Result<(), SinkError> {
-    let kept: Vec<Arc<Call>> = calls.iter().cloned().map(Arc::new).collect();
-    let ended = Instant::now();
-    let result = inner.sink.append(calls).await;
-    match &result {
-        Ok(()) => {
-            inner.measures.capture_lag.record(ended.elapsed());
-            kept.iter().for_each(|call| inner.measures.recorded(call));
-            session.keep(kept, failure);
-        }
-        Err(error) => {
-            inner.measures.capture_failures.increment(1);
-            tracing::error!(%error, "a call could not be captured");
-            session.keep(Vec::new(), Some(format!("capture: {error}")));
-        }
-    }
-    drop(tokens);
-    result
 }
 
 fn micros(since: Instant) -> u64 {

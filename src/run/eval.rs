@@ -15,7 +15,7 @@ use super::training::version_text;
 use super::{RunError, policy, waves};
 use crate::config::{Config, Use};
 use crate::model::Model;
-use crate::proxy::VersionSource;
+use crate::proxy::{LocalTokenizers, VersionSource};
 use crate::record::PolicyVersion;
 use crate::sandbox::Capabilities;
 use crate::task::Split;
@@ -60,6 +60,7 @@ pub async fn eval(
 ) -> Result<EvalReport, RunError> {
     let started = Instant::now();
     config.refuse_unsupported(Use::Eval)?;
+    let tokenizers = LocalTokenizers::load(&config)?;
     let training = &config.training;
     let dataset = waves::dataset(&config)?;
     let tasks = waves::tasks(&dataset, options.split, training.eval_tasks);
@@ -111,7 +112,7 @@ pub async fn eval(
         })
         .map_err(telemetry)?;
     let weak = options.allow_weak_sandbox;
-    let machinery = Machinery::start(&config, &dataset, served, Places::of(&folder), weak).await?;
+    let machinery = Machinery::start(&config, &dataset, served, &tokenizers, Places::of(&folder), weak).await?;
     eprintln!("run folder: {}", folder.root().display());
 
     let split = options.split.as_str();

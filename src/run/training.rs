@@ -19,6 +19,7 @@ use super::{RunError, learner, policy};
 use crate::config::{Config, Environment, Use};
 use crate::engine::Engine;
 use crate::model::Model;
+use crate::proxy::LocalTokenizers;
 use crate::record::{Disposition, PolicyVersion};
 use crate::rollout::{TaskOrder, derive_seed};
 use crate::task::{Split, Task};
@@ -114,6 +115,7 @@ impl Run {
             None => config,
         };
         config.refuse_unsupported(Use::Train)?;
+        let tokenizers = LocalTokenizers::load(&config)?;
 
         let dataset = waves::dataset(&config)?;
         let train_tasks = waves::tasks(&dataset, Split::Train, 0);
@@ -166,7 +168,7 @@ impl Run {
         let model = Arc::new(learner.model().clone());
         let (engine, served) = policy::embedded(&config, &model_path, model, carried.version)?;
         let weak = options.allow_weak_sandbox;
-        let machinery = Machinery::start(&config, &dataset, served, Places::of(&folder), weak).await?;
+        let machinery = Machinery::start(&config, &dataset, served, &tokenizers, Places::of(&folder), weak).await?;
         eprintln!("run folder: {}", folder.root().display());
         Ok(Self {
             companions: companions(&model_path),

@@ -25,6 +25,7 @@ mod call;
 mod columns;
 mod count;
 mod face;
+mod failures;
 mod gate;
 mod guard;
 mod identify;
@@ -137,6 +138,7 @@ struct Inner {
     gate: gate::Gate,
     left: rejoin::LeftCount,
     measures: measures::Measures,
+    failures: failures::Failures,
     /// Permits for calls in flight.
     slots: Arc<tokio::sync::Semaphore>,
     /// Calls that are running or not durable yet, and listeners.
@@ -174,6 +176,7 @@ impl Proxy {
             responses: responses::Responses::default(),
             gate: gate::Gate::default(),
             measures: measures::Measures::default(),
+            failures: failures::Failures::default(),
             slots,
             running: tokio_util::task::TaskTracker::new(),
             closing: CancellationToken::new(),

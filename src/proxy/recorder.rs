@@ -9,6 +9,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument as _;
 
 use super::columns::tool_calls;
+use super::failures::Failed;
 use super::kept::{self, Kept};
 use super::limits::Places;
 use super::local_ids::Missing;
@@ -16,7 +17,7 @@ use super::received::Received;
 use super::rejoin::Attendance;
 use super::routes::Route;
 use super::session::Session;
-use super::{Inner, store, verdict};
+use super::{Inner, failures, store, verdict};
 use crate::protocol::chat::{Choice, Reply, ReplyError, Request};
 use crate::protocol::messages::Assembled;
 use crate::record::{
@@ -137,12 +138,14 @@ impl Recorder {
             Some(last) => self.inner.measures.inter_token.record(now - last),
             None => self.inner.measures.ttft.record(now - self.received),
         }
+        self.first_byte();
         let read = self.reply.event(name, data);
         self.read(read)
     }
 
     /// Reads a copy of a whole body.
     pub(super) fn body(&mut self, body: &Bytes) {
+        self.first_byte();
         self.kept = Kept::Body(body.clone());
         let read = self.reply.body(body);
         self.read(read);
@@ -150,6 +153,7 @@ impl Recorder {
 
     /// Keeps an error's body without reading it as a reply.
     pub(super) fn error_body(&mut self, body: &Bytes) {
+        self.first_byte();
         self.kept = Kept::Body(body.clone());
     }
 
@@ -158,7 +162,7 @@ impl Recorder {
         self.unreadable.get_or_insert(why);
     }
 
-    /// The first byte of the reply goes to the client.
+    /// The upstream said something. A client may get it later: the record is made before what it may act on leaves.
     pub(super) fn first_byte(&mut self) {
         self.ttft_us.get_or_insert_with(|| micros(self.received));
     }
@@ -230,8 +234,13 @@ impl Recorder {
         }
         self.span.in_scope(|| {
             let (call_id, attempt, http_status) = (self.call_id, self.attempt, self.http_status);
-            let (status, ms) = (status.as_str(), after.as_millis() as u64);
-            tracing::debug!(%call_id, attempt, status, http_status, ms, "a call ended");
+            let (ended, ms) = (status.as_str(), after.as_millis() as u64);
+            tracing::debug!(%call_id, attempt, status = ended, http_status, ms, "a call ended");
+            if !self.is_retried {
+                // The words of an upstream may be those of the request.
+                let is_foreign = self.reply().error.is_some() || matches!(self.kept, Kept::Body(_));
+                failures::tell(&self.inner, Failed::of(status, http_status, error.as_deref(), is_foreign));
+            }
         });
         self.calls(&choices, status, error)
     }

@@ -250,7 +250,7 @@ pub struct Call {
     pub model_served: Option<String>,
     /// Microseconds since the Unix epoch, UTC.
     pub received_at: i64,
-    /// Receipt to first reply byte.
+    /// Receipt to the upstream's first event, or to a body that is whole.
     pub ttft_us: Option<u64>,
     pub duration_us: u64,
     /// Request body of the harness, byte for byte when it was JSON; `None` when it was not.

@@ -374,3 +374,39 @@ fn a_trainers_routes_are_not_the_policys() {
         r#"{"upstream_base_url": "http://h:1", "upstream_kind": "anthropic", "pinned_sampling": {}}"#;
     assert!(refusal(messages).contains("proxy.routes.a.upstream_kind"), "{}", refusal(messages));
 }
+
+#[test]
+fn a_default_that_is_refused_is_not_blamed_on_a_file_that_does_not_set_it() {
+    let defaults = Config::defaults(Environment::default()).expect("valid");
+    let error = defaults.refuse_unsupported(Use::Train).expect_err("refused").to_string();
+    let part = "proxy_config.json (no such file, so the default holds): harness.type = \"openhands\"";
+    assert!(error.contains(part), "{error}");
+    let unset = load(FileKind::Proxy, r#"{"proxy": {"listen_port": 1}}"#, &[]).expect("valid");
+    let error = unset.refuse_unsupported(Use::Train).expect_err("refused").to_string();
+    let part = "proxy_config.json (does not set it, so the default holds): harness.type";
+    assert!(error.contains(part), "{error}");
+    let set = load(FileKind::Proxy, r#"{"harness": {"type": "codex"}}"#, &[]).expect("valid");
+    let error = set.refuse_unsupported(Use::Train).expect_err("refused").to_string();
+    assert!(error.contains("proxy_config.json: harness.type = \"codex\""), "{error}");
+}
+
+#[test]
+fn a_routes_local_tokenizer_is_that_of_the_proxy_only_at_the_proxys_server() {
+    let text = r#"{"proxy": {"upstream_base_url": "http://h:1", "local_tokenizer": "base", "routes": {
+        "same": {"upstream_model": "m"}, "own": {"local_tokenizer": "mine"}, "far": {"upstream_base_url": "http://o:1"}}}}"#;
+    let config = load(FileKind::Proxy, text, &[]).expect("valid");
+    let of = |name: &str| {
+        let found = config.proxy.routes[name].local_tokenizer(name, &config.proxy);
+        found.map(|(key, folder)| (key, folder.to_owned()))
+    };
+    assert_eq!(of("same"), Some(("proxy.local_tokenizer".to_owned(), PathBuf::from("base"))));
+    assert_eq!(of("own"), Some(("proxy.routes.own.local_tokenizer".to_owned(), PathBuf::from("mine"))));
+    assert_eq!(of("far"), None);
+    let entries = config.entries();
+    let origin = |key: &str| entries.iter().find(|(path, ..)| path == key).expect("shown").2.clone();
+    assert_eq!(
+        origin("proxy.routes.same.local_tokenizer"),
+        Origin::Inherited("proxy.local_tokenizer".to_owned())
+    );
+    assert_eq!(origin("proxy.routes.far.local_tokenizer"), Origin::Default);
+}

@@ -39,6 +39,9 @@ pub struct Proxy {
     pub routing_layers: Option<u32>,
     /// `num_experts_per_tok` of the upstream's model.
     pub routing_top_k: Option<u32>,
+    /// Folder with the `tokenizer.json` (and chat template) of the upstream's model. A reply that carries no token ids
+    /// gets ids of its text from it, marked `local_tokenizer` and never trained. Absent: such a reply has none.
+    pub local_tokenizer: Option<PathBuf>,
     /// Serve a call that rewrites its session's history. `false` answers it with 409.
     pub history_rewrite_tolerance: bool,
     /// What becomes of system messages within a conversation of Messages or Responses (Claude Code and Codex send them).
@@ -131,6 +134,7 @@ impl Default for Proxy {
             capture_expert_routing: true,
             routing_layers: None,
             routing_top_k: None,
+            local_tokenizer: None,
             history_rewrite_tolerance: true,
             inline_system: InlineSystem::Keep,
             replayed_reasoning: ReplayedReasoning::Keep,

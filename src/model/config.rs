@@ -95,7 +95,12 @@ impl Config {
     /// An unreadable file, a missing key, or a key whose value asks for math that is not built.
     pub fn load(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
-        let bytes = std::fs::read(&path).map_err(|source| ModelError::Read { path: path.clone(), source })?;
+        let bytes = std::fs::read(&path).map_err(|source| {
+            if dir.is_dir() && source.kind() == std::io::ErrorKind::NotFound {
+                return ModelError::NotAModel { path: dir.to_owned(), inside: model_folders(dir) };
+            }
+            ModelError::Read { path: path.clone(), source }
+        })?;
         let json = serde_json::from_slice(&bytes)
             .map_err(|source| ModelError::Json { path: path.clone(), source })?;
         Self::from_json(&path, json)
@@ -268,4 +273,19 @@ impl Reader<'_> {
         }
         Ok(())
     }
+}
+
+/// The model folders in `dir` and in its folders, which are those of a run's checkpoints.
+fn model_folders(dir: &Path) -> Vec<PathBuf> {
+    let folders_of = |dir: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+    };
+    let children = folders_of(dir);
+    let grandchildren: Vec<PathBuf> = children.iter().flat_map(|child| folders_of(child)).collect();
+    let mut found: Vec<PathBuf> =
+        children.into_iter().chain(grandchildren).filter(|path| path.join("config.json").is_file()).collect();
+    // step_2 comes before step_10.
+    found.sort_by_key(|path| (path.as_os_str().len(), path.clone()));
+    found
 }

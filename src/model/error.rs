@@ -7,6 +7,12 @@ use std::path::PathBuf;
 pub enum ModelError {
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },
+    #[error("{path} is no model folder: it has no config.json{}", within(.inside))]
+    NotAModel {
+        path: PathBuf,
+        /// Model folders inside of it, oldest checkpoint first.
+        inside: Vec<PathBuf>,
+    },
     #[error("cannot write {path}: {source}")]
     Write { path: PathBuf, source: std::io::Error },
     #[error("{path} is not valid JSON: {source}")]
@@ -49,4 +55,12 @@ pub enum ModelError {
     Position { slot: usize, held: usize, position: usize },
     #[error("slot {slot} is full: the cache holds {capacity} tokens per slot")]
     CacheFull { slot: usize, capacity: usize },
+}
+
+fn within(inside: &[PathBuf]) -> String {
+    let folders: Vec<String> = inside.iter().map(|folder| folder.display().to_string()).collect();
+    match folders.as_slice() {
+        [] => "; give a folder in Hugging Face form, such as a run's checkpoints/step_N".to_owned(),
+        folders => format!(". It holds these: {}", folders.join(", ")),
+    }
 }

@@ -17,6 +17,7 @@ use tracing::Instrument as _;
 
 use super::body::read_body;
 use super::face::{self, Face, Incoming};
+use super::failures::Failed;
 use super::limits::{Places, Refused};
 use super::recorder::{Recorder, Wire};
 use super::rejoin::{self, Attendance};
@@ -24,7 +25,7 @@ use super::relay::Relay;
 use super::routes::Route;
 use super::session::Session;
 use super::stop::Stop;
-use super::{Inner, Shared, identify, probe, reply, retry, whole};
+use super::{Inner, Shared, failures, identify, probe, reply, retry, whole};
 use crate::config::Relay as RelayChoice;
 use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
@@ -59,7 +60,8 @@ async fn handle(
         match serve(request, api, &shared, session, &uri, headers, body).await {
             Ok(response) => response,
             Err(error) => {
-                tracing::debug!(status = error.status, code = error.code, "a call was refused");
+                let failed = Failed { status: "refused", http_status: error.status, reason: error.code };
+                failures::tell(&shared.inner, Some(failed));
                 metrics::counter!("lego_proxy_refused_total", "code" => error.code).increment(1);
                 reply::error(api, &error)
             }

@@ -75,7 +75,7 @@ pub(super) struct Recorded {
 
 impl Recorded {
     pub(super) fn of(call: &Call) -> Self {
-        let tokens = call.completion_token_ids.as_ref().map_or(0, Vec::len);
+        let tokens = call.sampled_ids().map_or(0, <[u32]>::len);
         Self {
             status: call.status,
             not_trainable_reasons: call.not_trainable_reasons.clone(),

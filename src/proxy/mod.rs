@@ -4,6 +4,7 @@
 //! ([`face`]: the client's protocol), finds the session ([`identify`]) and the upstream
 //! ([`routes`]: by the model's name), has the request edited (room `upstream`), sends
 //! it, again if need be ([`retry`]), and relays the reply: [`relay`] for a stream, [`whole`] for a body. [`recorder`] holds what is captured of a call and writes it, [`verdict`] says whether it can train.
+//! [`local_ids`] fills in ids that a reply does not carry, where that is asked for.
 //! [`rejoin`] has a call run on for a client that may come back.
 //!
 //! Invariants:
@@ -24,11 +25,13 @@ mod call;
 mod columns;
 mod count;
 mod face;
+mod failures;
 mod gate;
 mod guard;
 mod identify;
 mod kept;
 mod limits;
+mod local_ids;
 mod lull;
 mod measures;
 mod models;
@@ -65,6 +68,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use crate::record::{CallSink, ClientApi, SessionId};
 use crate::upstream::Upstream;
 
+pub use local_ids::{LocalTokenizer, LocalTokenizers};
 pub use options::{Mode, ProxyOptions, RenderMetrics};
 pub use routes::RouteOptions;
 pub use server::{ListenError, listen};
@@ -137,6 +141,7 @@ struct Inner {
     gate: gate::Gate,
     left: rejoin::LeftCount,
     measures: measures::Measures,
+    failures: failures::Failures,
     /// Permits for calls in flight.
     slots: Arc<tokio::sync::Semaphore>,
     /// Calls that are running or not durable yet, and listeners.
@@ -175,6 +180,7 @@ impl Proxy {
             responses: responses::Responses::default(),
             gate: gate::Gate::default(),
             measures: measures::Measures::default(),
+            failures: failures::Failures::default(),
             slots,
             running: tokio_util::task::TaskTracker::new(),
             closing: CancellationToken::new(),

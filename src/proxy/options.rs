@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::local_ids::LocalTokenizer;
 use super::session::SessionSampling;
 use crate::capture::Spill;
 use crate::config::{self, VolatileAction, VolatileRole};
@@ -82,6 +83,8 @@ pub struct ProxyOptions {
     pub client_token: Option<String>,
     /// Variable that holds the upstream's key, for messages.
     pub upstream_key_env: Option<String>,
+    /// Fills in the ids of replies of the default upstream that carry none.
+    pub local_tokenizer: Option<Arc<LocalTokenizer>>,
     /// `None`: `/metrics` answers 404.
     pub render_metrics: Option<RenderMetrics>,
 }
@@ -120,6 +123,7 @@ impl ProxyOptions {
             allowed_hosts: vec![config.listen_host.clone()],
             client_token,
             upstream_key_env: config.upstream_api_key_env.clone(),
+            local_tokenizer: None,
             render_metrics: None,
         }
     }

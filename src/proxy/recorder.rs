@@ -14,6 +14,7 @@ use bytes::Bytes;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument as _;
 
+use super::failures::Failed;
 use super::kept::Kept;
 use super::limits::Places;
 use super::received::Received;
@@ -21,11 +22,13 @@ use super::rejoin::Attendance;
 use super::routes::Route;
 use super::session::Session;
 use super::tape::Turn;
-use super::{Inner, store};
+use super::{Inner, failures, store};
 use crate::protocol::chat::{Choice, Reply, ReplyError, Request};
 use crate::protocol::messages::Assembled;
 use crate::record::{Call, CallId, CallKind, CallStatus, ClientApi, SinkError};
 use crate::upstream::dialect::Prepared;
+
+pub(super) use records::Records;
 
 /// One call from its admission until it is durable.
 pub(super) struct Recorder(Option<Box<Open>>);
@@ -158,6 +161,7 @@ impl Open {
             Some(last) => self.inner.measures.inter_token.record(now - last),
             None => self.inner.measures.ttft.record(now - self.received),
         }
+        self.first_byte();
         let read = self.reply.event(name, data);
         self.read(read)
     }
@@ -180,6 +184,7 @@ impl Open {
 
     /// Reads a copy of a whole body.
     pub(super) fn body(&mut self, body: &Bytes) {
+        self.first_byte();
         self.kept = Kept::Body(body.clone());
         let read = self.reply.body(body);
         self.read(read);
@@ -187,6 +192,7 @@ impl Open {
 
     /// Keeps an error's body without reading it as a reply.
     pub(super) fn error_body(&mut self, body: &Bytes) {
+        self.first_byte();
         self.kept = Kept::Body(body.clone());
     }
 
@@ -195,7 +201,7 @@ impl Open {
         self.unreadable.get_or_insert(why);
     }
 
-    /// The first byte of the reply goes to the client.
+    /// The upstream said something. A client may get it later: the record is made before what it may act on leaves.
     pub(super) fn first_byte(&mut self) {
         self.ttft_us.get_or_insert_with(|| micros(self.received));
     }
@@ -233,8 +239,8 @@ impl Open {
         error: Option<String>,
     ) -> Result<(), SinkError> {
         let turn = self.kept.turn().await;
-        let calls = turn.run(|| self.take_all(status, error));
-        self.store(calls, status, turn).await
+        let records = turn.run(|| self.take_all(status, error));
+        self.store(records, status, turn).await
     }
 
     /// Stores the choices that have their finish reason, while others go on.
@@ -242,20 +248,20 @@ impl Open {
         let finished = |(index, choice): (&u16, &Choice)| choice.finish_reason.is_some().then_some(*index);
         let finished: Vec<u16> = self.reply().choices.iter().filter_map(finished).collect();
         let turn = self.kept.turn().await;
-        let calls = turn.run(|| self.calls(&finished, CallStatus::Ok, None));
-        self.store(calls, CallStatus::Ok, turn).await
+        let records = turn.run(|| self.calls(&finished, CallStatus::Ok, None));
+        self.store(records, CallStatus::Ok, turn).await
     }
 
     /// Keeps what is known so far, before the client may act on a part of it. Returns when it is durable.
     pub(super) async fn draft(&self) -> Result<(), SinkError> {
         let why = "lego ended while this call ran; its client may have acted on this part of the reply";
         let turn = self.kept.turn().await;
-        let calls =
+        let records =
             turn.run(|| self.records(&self.open_choices(), CallStatus::Aborted, Some(why.to_owned())))?;
         let inner = Arc::clone(&self.inner);
         let draft = async move {
             let _turn = turn;
-            inner.sink.draft(calls).await
+            inner.sink.draft(records.calls).await
         };
         match tokio::spawn(draft).await {
             Ok(result) => result,
@@ -264,7 +270,7 @@ impl Open {
     }
 
     /// Builds what is left and closes the recorder.
-    fn take_all(&mut self, status: CallStatus, error: Option<String>) -> Result<Vec<Call>, SinkError> {
+    fn take_all(&mut self, status: CallStatus, error: Option<String>) -> Result<Records, SinkError> {
         self.is_done = true;
         let choices = self.open_choices();
         let after = self.received.elapsed();
@@ -275,8 +281,13 @@ impl Open {
         }
         self.span.in_scope(|| {
             let (call_id, attempt, http_status) = (self.call_id, self.attempt, self.http_status);
-            let (status, ms) = (status.as_str(), after.as_millis() as u64);
-            tracing::debug!(%call_id, attempt, status, http_status, ms, "a call ended");
+            let (ended, ms) = (status.as_str(), after.as_millis() as u64);
+            tracing::debug!(%call_id, attempt, status = ended, http_status, ms, "a call ended");
+            if !self.is_retried {
+                // The words of an upstream may be those of the request.
+                let is_foreign = self.reply().error.is_some() || matches!(self.kept, Kept::Body(_));
+                failures::tell(&self.inner, Failed::of(status, http_status, error.as_deref(), is_foreign));
+            }
         });
         self.calls(&choices, status, error)
     }
@@ -284,17 +295,17 @@ impl Open {
     /// Appends in a task of its own, so that it goes on if the client leaves meanwhile.
     async fn store(
         &self,
-        calls: Result<Vec<Call>, SinkError>,
+        records: Result<Records, SinkError>,
         status: CallStatus,
         turn: Turn,
     ) -> Result<(), SinkError> {
-        let calls = calls.inspect_err(|error| store::lost(&self.inner, &self.session, error))?;
-        if calls.is_empty() {
+        let records = records.inspect_err(|error| store::lost(&self.inner, &self.session, error))?;
+        if records.calls.is_empty() {
             return Ok(());
         }
-        let failure = self.failure(status, &calls);
+        let failure = self.failure(status, &records.calls);
         let (inner, session) = (Arc::clone(&self.inner), Arc::clone(&self.session));
-        let append = store::append(inner, session, self.tokens.clone(), calls, failure, turn)
+        let append = store::append(inner, session, self.tokens.clone(), records, failure, turn)
             .instrument(self.span.clone());
         match tokio::spawn(append).await {
             Ok(result) => result,
@@ -338,7 +349,7 @@ impl Open {
         choices: &[u16],
         status: CallStatus,
         error: Option<String>,
-    ) -> Result<Vec<Call>, SinkError> {
+    ) -> Result<Records, SinkError> {
         let new: Vec<u16> = choices.iter().copied().filter(|index| self.committed.insert(*index)).collect();
         self.records(&new, status, error)
     }

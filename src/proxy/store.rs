@@ -1,4 +1,4 @@
-//! The way of finished calls to the store.
+//! The last step of a call: what is missing is filled in, the store gets the records, then the session.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,6 +7,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Inner;
 use super::measures::Recorded;
+use super::recorder::Records;
 use super::session::Session;
 use super::tape::Turn;
 use crate::record::{Call, SinkError};
@@ -16,10 +17,14 @@ pub(super) async fn append(
     inner: Arc<Inner>,
     session: Arc<Session>,
     tokens: (TaskTrackerToken, TaskTrackerToken),
-    calls: Vec<Call>,
+    records: Records,
     failure: Option<String>,
     _turn: Turn,
 ) -> Result<(), SinkError> {
+    let Records { mut calls, missing } = records;
+    if let Some(missing) = missing {
+        missing.fill(&mut calls).await;
+    }
     let kept: Vec<Arc<Call>> =
         if session.keeps_calls() { calls.iter().cloned().map(Arc::new).collect() } else { Vec::new() };
     let done: Vec<Recorded> = calls.iter().map(Recorded::of).collect();

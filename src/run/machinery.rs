@@ -11,7 +11,7 @@ use super::policy::ServedPolicy;
 use crate::capture::{self, Writer, WriterOptions};
 use crate::config::{self, AgentOom, Config, HarnessType, SandboxBackend};
 use crate::harness::{CommandLine, Harness, Mini};
-use crate::proxy::{Mode, Proxy, ProxyOptions, RouteOptions};
+use crate::proxy::{LocalTokenizers, Mode, Proxy, ProxyOptions, RouteOptions};
 use crate::rollout::{TrialEnv, TrialOptions};
 use crate::sandbox::{self, Backend, Choice, Limits};
 use crate::task::{Dataset, TaskStore, Verifier, VerifierOptions};
@@ -49,13 +49,14 @@ impl Machinery {
         config: &Config,
         dataset: &Dataset,
         policy: ServedPolicy,
+        tokenizers: &LocalTokenizers,
         places: Places,
         allow_weak: bool,
     ) -> Result<Self, RunError> {
         let backend = backend(config, &places, allow_weak).await?;
         let ServedPolicy { upstream, model_name, version } = policy;
         let upstream = Arc::new(upstream);
-        let routes = RouteOptions::from_config(config, Some(&upstream), &BTreeMap::new())?;
+        let routes = RouteOptions::from_config(config, Some(&upstream), &BTreeMap::new(), tokenizers)?;
         let writer_options =
             WriterOptions { durability: durability(config.proxy.durability), ..WriterOptions::default() };
         let writer = Arc::new(
@@ -66,6 +67,7 @@ impl Machinery {
         let mode = Mode::Trainer { policy_model: model_name.clone() };
         let mut options = ProxyOptions::from_config(&config.proxy, mode, None);
         options.spill = Some(crate::capture::Spill::in_folder(&places.captures));
+        options.local_tokenizer = tokenizers.of_proxy(config);
         let proxy = Proxy::with_routes(options, Arc::clone(&writer) as _, Some(upstream), routes);
 
         let store = Arc::new(TaskStore::new(dataset, &places.scratch.join("tasks")));

@@ -28,6 +28,6 @@ pub use evaluation::{Evaluation, Rates, TaskScore};
 pub use folder::{RunFolder, write_json};
 pub use machinery::durability;
 pub use policy::{ServedPolicy, embedded, http_upstream};
-pub use report::{CurvePoint, Report};
+pub use report::{CurvePoint, Report, count};
 pub use training::{TrainOptions, train};
 pub use upstreams::upstreams;

@@ -19,6 +19,7 @@ use super::{RunError, learner, policy};
 use crate::config::{Config, Environment, Use};
 use crate::engine::Engine;
 use crate::model::Model;
+use crate::proxy::LocalTokenizers;
 use crate::record::{Disposition, PolicyVersion};
 use crate::rollout::{TaskOrder, derive_seed};
 use crate::task::{Split, Task};
@@ -114,6 +115,7 @@ impl Run {
             None => config,
         };
         config.refuse_unsupported(Use::Train)?;
+        let tokenizers = LocalTokenizers::load(&config)?;
 
         let dataset = waves::dataset(&config)?;
         let train_tasks = waves::tasks(&dataset, Split::Train, 0);
@@ -166,7 +168,8 @@ impl Run {
         let model = Arc::new(learner.model().clone());
         let (engine, served) = policy::embedded(&config, &model_path, model, carried.version)?;
         let weak = options.allow_weak_sandbox;
-        let machinery = Machinery::start(&config, &dataset, served, Places::of(&folder), weak).await?;
+        let machinery =
+            Machinery::start(&config, &dataset, served, &tokenizers, Places::of(&folder), weak).await?;
         eprintln!("run folder: {}", folder.root().display());
         Ok(Self {
             companions: companions(&model_path),
@@ -422,6 +425,7 @@ impl Run {
             min_prob_correlation: self.carried.min_prob_correlation,
             max_logprob_diff: self.carried.max_logprob_diff,
             wall_seconds: self.carried.wall_seconds + self.started.elapsed().as_secs_f64(),
+            run_folder: self.folder.root().to_owned(),
             steps: self.carried.step,
             seed: self.config.training.seed,
             lego_version: version_text(),

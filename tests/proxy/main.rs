@@ -14,6 +14,7 @@ mod cuts;
 mod durable;
 mod engines;
 mod faults;
+mod local_ids;
 mod protocols;
 mod records;
 mod rejoin;

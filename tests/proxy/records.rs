@@ -254,3 +254,21 @@ async fn g04_no_key_is_in_a_record_an_error_or_a_reply() {
         }
     }
 }
+
+/// The record is made before the held event leaves: a reply that came at once had no time by then.
+#[tokio::test]
+async fn the_time_to_the_first_event_is_known_of_a_reply_that_comes_at_once() {
+    for stream in [false, true] {
+        let at_once = |script: &Script| crate::mock::events(script, &request(true));
+        let whole: String =
+            at_once(&Script::default()).iter().map(|event| format!("data: {event}\n\n")).collect();
+        let parts = Some(vec![Part::Raw(whole.into_bytes())]);
+        for script in [Script::default(), Script { parts, ..Script::default() }] {
+            let call = train(script, request(stream)).await.remove(0);
+            let ttft_us = call.ttft_us.expect("known");
+            assert!(ttft_us <= call.duration_us, "{ttft_us} of {}", call.duration_us);
+        }
+        let refused = Script { error: Some((404, "{}".to_owned())), ..Script::default() };
+        assert!(train(refused, request(stream)).await.remove(0).ttft_us.is_some());
+    }
+}

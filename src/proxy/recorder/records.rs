@@ -7,6 +7,7 @@ use serde_json::value::RawValue;
 use super::{Open, micros};
 use crate::protocol::chat::{Choice, Reply};
 use crate::proxy::columns::tool_calls;
+use crate::proxy::local_ids::Missing;
 use crate::proxy::received::Received;
 use crate::proxy::{kept, verdict};
 use crate::record::{
@@ -15,13 +16,20 @@ use crate::record::{
 use crate::upstream;
 use crate::upstream::dialect;
 
+/// Records of some choices of a call.
+pub(in crate::proxy) struct Records {
+    pub(in crate::proxy) calls: Vec<Call>,
+    /// What is to be filled in before they are stored.
+    pub(in crate::proxy) missing: Option<Missing>,
+}
+
 impl Open {
     pub(super) fn records(
         &self,
         choices: &[u16],
         status: CallStatus,
         error: Option<String>,
-    ) -> Result<Vec<Call>, SinkError> {
+    ) -> Result<Records, SinkError> {
         let (reply, mut response) = self.copy()?;
         let ids = reply.choices.values().filter_map(|choice| choice.token_ids.as_ref());
         let sampled: usize = ids.map(Vec::len).sum();
@@ -47,7 +55,9 @@ impl Open {
             call.trainable = call.not_trainable_reasons.is_empty();
             call
         };
-        Ok(choices.iter().map(record).collect())
+        let calls: Vec<Call> = choices.iter().map(record).collect();
+        let missing = Missing::of(self.wire.route.local_tokenizer.as_ref(), &reply, &calls);
+        Ok(Records { calls, missing })
     }
 
     /// The reply with all that has come of it, and its JSON.

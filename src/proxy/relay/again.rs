@@ -24,7 +24,6 @@ impl Relay {
         if self.recorder.attendance.is_away() {
             return;
         }
-        self.recorder.first_byte();
         if self.may_act {
             self.recorder.attendance.close();
             if self.recorder.is_done() && self.again.is_none() {

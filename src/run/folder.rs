@@ -276,7 +276,7 @@ mod tests {
             let locked = first.scratch().join("t.1/workspace/d");
             fs::create_dir_all(&locked).expect("folders");
             fs::write(locked.join("f"), "x").expect("file");
-            fs::set_permissions(&locked, fs::Permissions::from_mode(0)).expect("mode");
+            fs::set_permissions(&locked, fs::Permissions::from_mode(0o0)).expect("mode");
             drop(first);
             let second = RunFolder::resume(&root).expect("resume");
             assert!(!second.scratch().join("t.1").exists());

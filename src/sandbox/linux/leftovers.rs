@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     fn lock(path: &Path) {
-        fs::set_permissions(path, Permissions::from_mode(0)).expect("mode");
+        fs::set_permissions(path, Permissions::from_mode(0o0)).expect("mode");
     }
 
     fn mode(path: &Path) -> u32 {

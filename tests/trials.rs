@@ -13,6 +13,12 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Runs one step of eight trials with the harness `command`, and gives the run folder.
 fn run_with(dir: &Path, command: &[&str], timeout: u64) -> (PathBuf, Output) {
+    // The searching harness prints all it finds.
+    run_in(dir, command, timeout, "max_output_bytes = 67108864")
+}
+
+/// The same with this in the table of `sandbox.toml`.
+fn run_in(dir: &Path, command: &[&str], timeout: u64, sandbox_keys: &str) -> (PathBuf, Output) {
     let train = dir.join("train.toml");
     let text = format!(
         "[training]\nmax_steps = 1\ngroup_size = 4\nbatch_size = 8\nrollout_batch_size = 8\nmax_turns = 3\n\
@@ -27,9 +33,8 @@ fn run_with(dir: &Path, command: &[&str], timeout: u64) -> (PathBuf, Output) {
         "harness": {"type": "mini", "command": command},
     });
     fs::write(&proxy, text.to_string()).expect("config");
-    // The searching harness prints all it finds.
     let sandbox = dir.join("sandbox.toml");
-    fs::write(&sandbox, "[sandbox]\nmax_output_bytes = 67108864\n").expect("config");
+    fs::write(&sandbox, format!("[sandbox]\n{sandbox_keys}\n")).expect("config");
     let run = dir.join("run");
     let output = Command::new(env!("CARGO_BIN_EXE_lego"))
         .current_dir(ROOT)
@@ -221,4 +226,35 @@ fn a_harness_that_reads_all_it_can_reach_finds_neither_answer_nor_key() {
         found_by_trial += 1;
     }
     assert_eq!(found_by_trial, 8);
+}
+
+fn results(run: &Path) -> Vec<Value> {
+    let trials = fs::read_dir(run.join("trials")).expect("trials").flatten();
+    let read = |path: PathBuf| serde_json::from_slice(&fs::read(path).expect("result")).expect("JSON");
+    trials.map(|entry| read(entry.path().join("result.json"))).collect()
+}
+
+#[test]
+fn masked_trials_keep_their_rewards_and_a_wave_of_them_ends_well() {
+    let temp = tempfile::tempdir().expect("temp");
+    let script = format!("{CALL}\ncall()\nheld = b'x' * (400 << 20)\nimport time; time.sleep(1000)\n");
+    let command = ["/usr/bin/python3", "-c", &script];
+    let (run, output) = run_in(temp.path(), &command, 120, "memory_mb = 128\nagent_oom = \"mask\"");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let results = results(&run);
+    assert_eq!(results.len(), 8);
+    for result in results {
+        assert_eq!(
+            (&result["termination"], &result["attempt"]),
+            (&json!("agent_oom"), &json!(2)),
+            "{result}"
+        );
+        assert_eq!(result["reward"], 0.0, "{result}");
+    }
+    let report = fs::read(run.join("reports/report.json")).expect("report");
+    let report: Value = serde_json::from_slice(&report).expect("JSON");
+    let tokens = &report["tokens"];
+    assert_eq!(tokens["trained"], 0, "{tokens}");
+    assert!(tokens["left_out"]["masked: agent_oom"].as_u64() > Some(0), "{tokens}");
+    assert_eq!(report["invalid_trajectories"], 0, "{report}");
 }

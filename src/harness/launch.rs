@@ -44,4 +44,9 @@ pub trait Harness: Send + Sync {
 
     /// How to start it for one trial.
     fn launch(&self, trial: &TrialInput<'_>) -> Launch;
+
+    /// True if its output says that it ended because its turns were used up. What it says decides no reward.
+    fn used_up_turns(&self, _stdout: &[u8]) -> bool {
+        false
+    }
 }

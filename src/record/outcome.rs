@@ -51,7 +51,7 @@ pub enum InfraFailure {
     SandboxLost(String),
     /// The host ran out of memory.
     HostOom,
-    /// The harness ended without one answered model call: nothing of the policy's doing.
+    /// The harness ended, and the policy had neither answered a call nor was answering one: nothing of its doing.
     Harness(String),
     /// The upstream failed this session's calls.
     Engine(String),

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::RunError;
 use crate::config::Config;
+use crate::sandbox::remove_tree;
 
 /// How often the scratch folder is tried again while somebody still writes into it: five seconds in all.
 const LAST_WRITERS: usize = 250;
@@ -190,15 +191,13 @@ impl RunFolder {
     fn clear_scratch(&self) -> Result<(), RunError> {
         let path = self.scratch();
         for _ in 0..LAST_WRITERS {
-            match fs::remove_dir_all(&path) {
+            match remove_tree(&path) {
+                Ok(()) => return Ok(()),
                 // Trials that were stopped may still unpack a repository on a thread of their own.
                 Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
-                Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(RunError::Io { path, source });
-                }
-                _ => return Ok(()),
+                Err(source) => return Err(RunError::Io { path, source }),
             }
         }
         let source = std::io::Error::from(std::io::ErrorKind::DirectoryNotEmpty);
@@ -264,5 +263,23 @@ mod tests {
         let temp = tempfile::tempdir().expect("temp");
         let error = RunFolder::resume(temp.path()).expect_err("no run");
         assert!(error.to_string().contains("no run to resume"), "{error}");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_a_trial_locked_keeps_no_run_from_going_on() {
+        use std::os::unix::fs::PermissionsExt;
+
+        crate::sandbox::as_ordinary_user(|folder| {
+            let root = folder.join("r1");
+            let first = RunFolder::create(&root, RunKind::Train).expect("new");
+            let locked = first.scratch().join("t.1/workspace/d");
+            fs::create_dir_all(&locked).expect("folders");
+            fs::write(locked.join("f"), "x").expect("file");
+            fs::set_permissions(&locked, fs::Permissions::from_mode(0o0)).expect("mode");
+            drop(first);
+            let second = RunFolder::resume(&root).expect("resume");
+            assert!(!second.scratch().join("t.1").exists());
+        });
     }
 }

@@ -49,7 +49,8 @@ pub fn row(
     let count = results.len();
     let mean = |sum: f64| if count == 0 { 0.0 } else { sum / count as f64 };
     let calls: usize = results.iter().map(|r| r.turns).sum();
-    let prompts: u64 = results.iter().map(|r| r.prompt_tokens).sum();
+    let prompts: usize = results.iter().map(|r| r.measured_prompts).sum();
+    let prompt_tokens: u64 = results.iter().map(|r| r.prompt_tokens).sum();
     let sampled: u64 = results.iter().map(|r| r.sampled_tokens).sum();
     let longest = results.iter().flat_map(|r| &r.samples).map(|s| s.token_ids.len()).max().unwrap_or(0);
     let per_second = |amount: f64, time: Duration| amount / time.as_secs_f64().max(1e-9);
@@ -82,7 +83,7 @@ pub fn row(
         ("aux_tokens", left_out(|d| matches!(d, Disposition::AuxCall)).into()),
         ("infra_failure_tokens", left_out(|d| matches!(d, Disposition::InfraFailure)).into()),
         ("dropped_tokens", left_out(|d| matches!(d, Disposition::Dropped(_))).into()),
-        ("prompt_length_mean", (prompts as f64 / calls.max(1) as f64).into()),
+        ("prompt_length_mean", (prompt_tokens as f64 / prompts.max(1) as f64).into()),
         ("response_length_mean", mean(sampled as f64).into()),
         ("response_length_max", results.iter().map(|r| r.sampled_tokens).max().unwrap_or(0).into()),
         ("sequence_length_max", longest.into()),

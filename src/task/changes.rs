@@ -13,6 +13,8 @@ use super::store::StoreError;
 const MAX_ENTRIES: usize = 10_000;
 const MAX_FILE_BYTES: u64 = 1 << 20;
 const MAX_DIFF_BYTES: usize = 4 << 20;
+/// Far below what a path may have, so that the verifier's copy can be read wherever it lies.
+const MAX_PATH_BYTES: usize = 1024;
 const CONTEXT_LINES: usize = 3;
 
 /// A workspace whose changes cannot be had.
@@ -47,18 +49,22 @@ impl Changes {
     /// Compares regular files. `.git` at the top and Python's byte code are left out.
     ///
     /// # Errors
-    /// [`ChangeError::Refused`] for links, devices, binary or very large files, and names that a patch
-    /// cannot hold.
+    /// [`ChangeError::Refused`] for links, devices, binary or very large files, names that a patch cannot hold,
+    /// and what the workspace keeps from being read.
     pub fn between(base: &Path, workspace: &Path) -> Result<Self, ChangeError> {
         let before = list(base)?;
-        let after = list(workspace)?;
+        let agents_own = |error| agents_own(workspace, error);
+        let after = list(workspace).map_err(agents_own)?;
         let paths: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
         let mut changes = Self::default();
         for path in paths {
             let old = side(base, path, before.get(path))?;
-            let new = side(workspace, path, after.get(path))?;
+            let new = side(workspace, path, after.get(path)).map_err(agents_own)?;
             if old == new {
                 continue;
+            }
+            if path.len() > MAX_PATH_BYTES {
+                return refuse(path, &format!("its path is longer than {MAX_PATH_BYTES} bytes"));
             }
             let [old, new] = [old, new].map(|side| side.map(|side| side.text(path)).transpose());
             write_file(&mut changes.diff, path, old?, new?);
@@ -102,6 +108,23 @@ fn side(folder: &Path, path: &str, entry: Option<&Entry>) -> Result<Option<Side>
     let full = folder.join(path);
     let content = std::fs::read(&full).map_err(|cause| ChangeError::Io { path: full.clone(), cause })?;
     Ok(Some(Side { content, is_executable: entry.is_executable }))
+}
+
+/// What the agent can bring about in its workspace at will is no failure of the machine's.
+fn agents_own(workspace: &Path, error: ChangeError) -> ChangeError {
+    use io::ErrorKind::{InvalidFilename, IsADirectory, NotADirectory, NotFound, PermissionDenied};
+    match error {
+        ChangeError::Io { path, cause }
+            if matches!(
+                cause.kind(),
+                InvalidFilename | IsADirectory | NotADirectory | NotFound | PermissionDenied
+            ) =>
+        {
+            let path = path.strip_prefix(workspace).unwrap_or(&path).to_string_lossy().into_owned();
+            ChangeError::Refused { path, reason: format!("cannot be read: {cause}") }
+        }
+        error => error,
+    }
 }
 
 /// The regular files of a tree by path, without following links.
@@ -286,5 +309,49 @@ mod tests {
         assert_eq!(refused(&|root| write(root, &[("d/.git/config", "")])), "d/.git");
         let huge = "x".repeat(usize::try_from(MAX_FILE_BYTES).expect("size") + 1);
         assert_eq!(refused(&|root| write(root, &[("big", &huge)])), "big");
+    }
+
+    #[test]
+    fn what_the_agent_keeps_from_being_read_is_its_own_doing() {
+        let (_root, base, workspace) = folders(&[("a.py", "x\n")], &[("a.py", "y\n")]);
+        // A path longer than the system takes, and one that would be too long where the diff is verified.
+        let name = "d".repeat(250);
+        let (mut deep, mut path) = (workspace.clone(), PathBuf::new());
+        while deep.as_os_str().len() + name.len() < 4000 {
+            deep.push(&name);
+            path.push(&name);
+            std::fs::create_dir(&deep).expect("folder");
+        }
+        std::fs::write(deep.join("f"), "x").expect("file");
+        let refused = |error| match error {
+            Err(ChangeError::Refused { path, reason }) => (path, reason),
+            other => panic!("{other:?}"),
+        };
+        let (found, reason) = refused(Changes::between(&base, &workspace));
+        assert_eq!(found, path.join("f").to_string_lossy());
+        assert!(reason.contains("longer than 1024 bytes"), "{reason}");
+        let last = std::fs::File::open(&deep).expect("folder");
+        let below = format!("/proc/self/fd/{}/{name}/{name}", std::os::fd::AsRawFd::as_raw_fd(&last));
+        std::fs::create_dir_all(below).expect("folder");
+        let (found, reason) = refused(Changes::between(&base, &workspace));
+        assert!(found.starts_with(&name) && reason.contains("cannot be read"), "{found}: {reason}");
+    }
+
+    #[test]
+    fn only_the_workspaces_errors_are_the_agents_and_only_those_it_can_bring_about() {
+        let failed = |code| {
+            let cause = io::Error::from_raw_os_error(code);
+            agents_own(Path::new("/w"), ChangeError::Io { path: "/w/d/f".into(), cause })
+        };
+        // EACCES and ENAMETOOLONG; EIO, ENFILE and EMFILE.
+        for code in [13, 36] {
+            assert!(matches!(failed(code), ChangeError::Refused { path, .. } if path == "d/f"), "{code}");
+        }
+        for code in [5, 23, 24] {
+            assert!(matches!(failed(code), ChangeError::Io { .. }), "{code}");
+        }
+        let (_root, base, workspace) = folders(&[], &[]);
+        std::fs::remove_dir(&base).expect("removed");
+        assert!(matches!(Changes::between(&base, &workspace), Err(ChangeError::Io { .. })));
     }
 }

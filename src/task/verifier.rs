@@ -10,7 +10,7 @@ use super::store::{Cached, StoreError, absolute, copy_tree};
 use super::verdict::{Verdict, grade, parse};
 use super::{Task, TaskStore};
 use crate::record::InfraFailure;
-use crate::sandbox::{Backend, Exec, Exit, Limits, Mount, SandboxError, Spec};
+use crate::sandbox::{Backend, Exec, Exit, Limits, Mount, SandboxError, Spec, remove_tree};
 
 const RUNNER: &str = include_str!("runner.py");
 const RUNNER_INSIDE: &str = "/opt/lego/runner.py";
@@ -70,9 +70,7 @@ struct Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.folder)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
+        if let Err(error) = remove_tree(&self.folder) {
             tracing::warn!("cannot remove {}: {error}", self.folder.display());
         }
     }
@@ -286,7 +284,7 @@ fn put_back(base: &Path, tree: &Path) -> std::io::Result<bool> {
         return Ok(false);
     }
     match tree.symlink_metadata() {
-        Ok(meta) if meta.is_dir() => std::fs::remove_dir_all(tree)?,
+        Ok(meta) if meta.is_dir() => remove_tree(tree)?,
         Ok(_) => std::fs::remove_file(tree)?,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),

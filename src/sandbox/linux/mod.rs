@@ -13,6 +13,7 @@ mod embedded;
 mod failure;
 mod init;
 mod landlock;
+mod leftovers;
 mod nursery;
 mod output;
 pub mod probe;
@@ -27,4 +28,7 @@ mod watcher;
 mod weak;
 mod wire;
 
+#[cfg(test)]
+pub use leftovers::as_ordinary_user;
+pub use leftovers::{make_readable, remove_tree};
 pub use nursery::init_main;

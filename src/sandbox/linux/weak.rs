@@ -7,6 +7,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use super::leftovers::remove_tree;
 use super::wire::Shown;
 
 /// Host files that a weak sandbox needs in place of lego's own.
@@ -40,7 +41,7 @@ impl PrivateTmp {
 
 impl Drop for PrivateTmp {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.0) {
+        if let Err(error) = remove_tree(&self.0) {
             tracing::warn!("cannot remove {}: {error}", self.0.display());
         }
     }

@@ -92,6 +92,8 @@ pub struct TrialResult {
     pub turns: usize,
     pub attempts: u32,
     pub wall: Duration,
+    /// Of `wall`: the verifier, over all attempts.
+    pub verify: Duration,
 }
 
 /// `result.json`.
@@ -120,6 +122,8 @@ struct Attempt {
     evidence: ExitEvidence,
     session: SessionResult,
     verdict: Option<Verdict>,
+    /// Wall time of the verifier.
+    verify: Duration,
 }
 
 /// Runs a trial to its end: a second attempt on a fresh sandbox follows an infrastructure failure or an
@@ -144,6 +148,7 @@ pub async fn run_trial(
         turns: 0,
         attempts: 0,
         wall: Duration::ZERO,
+        verify: Duration::ZERO,
     };
     loop {
         result.attempts += 1;
@@ -162,6 +167,7 @@ pub async fn run_trial(
         result.turns = attempt.session.calls.len();
         account(&attempt, is_last, &mut result)?;
         result.wall = started.elapsed();
+        result.verify += attempt.verify;
         folder.write(
             "result.json",
             &ResultFile {
@@ -259,6 +265,7 @@ async fn attempt(
         evidence,
         session,
         verdict: None,
+        verify: Duration::ZERO,
     };
     let nothing = || (ExitEvidence::default(), SessionResult::default());
     let workspace = folder.scratch.join("workspace");
@@ -344,13 +351,15 @@ async fn attempt(
     };
     let outcome = conclude(&exit.evidence, &facts);
     if matches!(outcome, Outcome::Invalid { .. }) {
-        return Ok(Attempt { outcome, evidence: exit.evidence, session, verdict: None });
+        let (evidence, verify) = (exit.evidence, Duration::ZERO);
+        return Ok(Attempt { outcome, evidence, session, verdict: None, verify });
     }
     let changes = in_background({
         let (store, task, workspace) = (Arc::clone(&env.store), Arc::clone(&spec.task), workspace);
         move || store.changes(&task, &workspace)
     })
     .await?;
+    let started = Instant::now();
     let verdict = match changes {
         Ok(changes) => {
             folder.write_bytes("changes.diff", &changes.diff)?;
@@ -361,9 +370,10 @@ async fn attempt(
         }
         Err(error) => Err(InfraFailure::Verifier(error.to_string())),
     };
+    let verify = started.elapsed();
     Ok(match verdict {
-        Ok(verdict) => Attempt { outcome, evidence: exit.evidence, session, verdict: Some(verdict) },
-        Err(failure) => invalid(failure, exit.evidence, session),
+        Ok(verdict) => Attempt { outcome, evidence: exit.evidence, session, verdict: Some(verdict), verify },
+        Err(failure) => Attempt { verify, ..invalid(failure, exit.evidence, session) },
     })
 }
 

@@ -167,7 +167,12 @@ impl Problems<'_> {
         self.within("training.weight_decay", training.weight_decay, 0.0, 1e6);
         self.within("training.max_grad_norm", training.max_grad_norm, 0.0, 1e9);
         self.within("training.temperature", training.temperature, 0.0, 100.0);
-        self.within("training.advantage_eps", training.advantage_eps, 0.0, 1.0);
+        self.require(
+            !training.advantage_scale_by_std || [1e-4, 1e-6].contains(&training.advantage_eps),
+            "training.advantage_eps",
+            "only two values exist",
+            "Set it to 1e-4, as TRL has it, or to 1e-6, as verl has it.",
+        );
         self.within(
             "training.observability.trace_sample_rate",
             training.observability.trace_sample_rate,

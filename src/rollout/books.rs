@@ -1,6 +1,7 @@
 //! What an attempt comes to: its reward, its samples, and where each of its tokens went.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use super::trial::{Purpose, TrialOptions, TrialResult};
 use super::{RolloutError, conclude};
@@ -15,6 +16,8 @@ pub(super) struct Attempt {
     pub(super) evidence: ExitEvidence,
     pub(super) session: SessionResult,
     pub(super) verdict: Option<Verdict>,
+    /// Wall time of the verifier.
+    pub(super) verify: Duration,
 }
 
 impl Attempt {
@@ -177,7 +180,13 @@ mod tests {
         };
         let calls = calls.into_iter().map(Arc::new).collect();
         let session = SessionResult { calls, ..SessionResult::default() };
-        Attempt { outcome, evidence: ExitEvidence::default(), session, verdict: Some(verdict) }
+        Attempt {
+            outcome,
+            evidence: ExitEvidence::default(),
+            session,
+            verdict: Some(verdict),
+            verify: Duration::ZERO,
+        }
     }
 
     fn booked(options: &TrialOptions, spec: TrialSpec, attempts: &[Attempt]) -> TrialResult {

@@ -96,6 +96,8 @@ pub struct TrialResult {
     pub prompt_tokens: u64,
     pub attempts: u32,
     pub wall: Duration,
+    /// Of `wall`: the verifier, over all attempts.
+    pub verify: Duration,
 }
 
 impl TrialResult {
@@ -113,6 +115,7 @@ impl TrialResult {
             prompt_tokens: 0,
             attempts: 0,
             wall: Duration::ZERO,
+            verify: Duration::ZERO,
         }
     }
 }
@@ -163,6 +166,7 @@ pub async fn run_trial(
         let is_last = result.attempts == 2 || !deserves_another(&attempt.outcome);
         book(&env.options, &attempt, is_last, &mut result)?;
         result.wall = started.elapsed();
+        result.verify += attempt.verify;
         folder.write(
             "result.json",
             &ResultFile {
@@ -207,6 +211,7 @@ async fn attempt(
         evidence,
         session,
         verdict: None,
+        verify: Duration::ZERO,
     };
     let nothing = || (ExitEvidence::default(), SessionResult::default());
     let workspace = folder.scratch.join("workspace");
@@ -288,7 +293,8 @@ async fn attempt(
     let facts = SessionFacts::of(&session, env.harness.used_up_turns(&exit.stdout));
     let outcome = conclude(&exit.evidence, &facts);
     if matches!(outcome, Outcome::Invalid { .. }) {
-        return Ok(Attempt { outcome, evidence: exit.evidence, session, verdict: None });
+        let (evidence, verify) = (exit.evidence, Duration::ZERO);
+        return Ok(Attempt { outcome, evidence, session, verdict: None, verify });
     }
     let changes = in_background({
         let (store, task, workspace) = (Arc::clone(&env.store), Arc::clone(&spec.task), workspace);
@@ -299,6 +305,7 @@ async fn attempt(
         }
     })
     .await?;
+    let started = Instant::now();
     let verdict = match changes {
         Ok(changes) => {
             folder.write_bytes("changes.diff", &changes.diff)?;
@@ -309,9 +316,10 @@ async fn attempt(
         }
         Err(error) => Err(InfraFailure::Verifier(error.to_string())),
     };
+    let verify = started.elapsed();
     Ok(match verdict {
-        Ok(verdict) => Attempt { outcome, evidence: exit.evidence, session, verdict: Some(verdict) },
-        Err(failure) => invalid(failure, exit.evidence, session),
+        Ok(verdict) => Attempt { outcome, evidence: exit.evidence, session, verdict: Some(verdict), verify },
+        Err(failure) => Attempt { verify, ..invalid(failure, exit.evidence, session) },
     })
 }
 

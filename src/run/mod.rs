@@ -7,6 +7,8 @@
 //! - Every sampled token is accounted for at each step, or the run stops (law 6).
 
 mod account;
+mod batch;
+mod carried;
 mod error;
 mod eval;
 mod evaluation;

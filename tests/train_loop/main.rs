@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use lego::capture::{Query, Reader};
-use lego::telemetry::{MetricValue, read_column};
+use lego::telemetry::{COLUMNS, MetricValue, read_column};
 use serde_json::Value;
 
+mod diverged;
 mod evaluation;
 mod full_disk;
 
@@ -116,6 +117,10 @@ fn calls(run: &Path) -> Vec<lego::record::Call> {
 fn the_same_seed_gives_the_same_run_to_the_bit() {
     let temp = tempfile::tempdir().expect("temp");
     let config = config(temp.path(), "seed = 7");
+    let text = fs::read_to_string(&config).expect("config");
+    // Two optimizer steps a policy version, of which the last has one left; an evaluation after the first version.
+    let text = text.replace("\nbatch_size = 8", "\nbatch_size = 4\neval_interval = 2");
+    fs::write(&config, text).expect("config");
     let (first, second) = (temp.path().join("first"), temp.path().join("second"));
     finished(&mut train(&config, &first, &[]));
     finished(&mut train(&config, &second, &[]));
@@ -136,6 +141,10 @@ fn the_same_seed_gives_the_same_run_to_the_bit() {
         assert!(report[key].is_number(), "{key}: {report}");
     }
 
+    if !is_full() {
+        rows_hold_all_that_was_measured(&first);
+    }
+
     // Law 6, from outside: the report's buckets sum to what the engine reported for the captured calls.
     let calls = calls(&first);
     let usage: u64 = calls.iter().filter_map(|call| call.usage).map(|usage| usage.completion_tokens).sum();
@@ -149,6 +158,38 @@ fn the_same_seed_gives_the_same_run_to_the_bit() {
         assert_eq!(call.completion_logprobs.as_ref().map_or(0, Vec::len), ids);
         assert_eq!(call.sampling_sent.top_p, Some(1.0), "law 12");
     }
+}
+
+/// Of three steps: two of a version of eight trials, evaluated, and one of a version of four.
+fn rows_hold_all_that_was_measured(run: &Path) {
+    let column = |name: &str| read_column(&run.join("metrics.parquet"), name).expect(name);
+    for catalogued in COLUMNS {
+        let values = column(catalogued.name);
+        assert_eq!(values.len(), 3, "{}", catalogued.name);
+        assert!(values.iter().any(Option::is_some), "{} is never written", catalogued.name);
+    }
+    let integers = |name: &str| -> Vec<i64> {
+        let values = column(name).into_iter().flatten();
+        values.filter_map(|v| if let MetricValue::Integer(v) = v { Some(v) } else { None }).collect()
+    };
+    assert_eq!(integers("trials"), [8, 8, 4], "the last version samples what its one step trains on");
+    assert_eq!(integers("policy_version"), [0, 0, 1]);
+    let is_there = |name: &str| column(name).iter().map(Option::is_some).collect::<Vec<_>>();
+    assert_eq!(is_there("heldout_solve_rate"), [false, true, true], "after step 2, and after the last");
+    assert_eq!(is_there("replay_seconds"), [true, true, false]);
+    let evaluation: Value =
+        serde_json::from_slice(&fs::read(run.join("reports/evaluation-step-2.json")).expect("evaluated"))
+            .expect("JSON");
+    assert_eq!(column("heldout_greedy")[1], evaluation["rates"]["greedy"].as_f64().map(MetricValue::Float));
+    // Each version's tokens are in its columns.
+    let of_version = |first: usize, rows: std::ops::Range<usize>| {
+        let others = ["masked", "superseded", "aux", "infra_failure", "dropped", "usage_unknown", "no_ids"];
+        let left_out: i64 = others.iter().map(|name| integers(&format!("{name}_tokens"))[first]).sum();
+        let trained: i64 = integers("trained_tokens")[rows].iter().sum();
+        assert_eq!(integers("sampled_tokens")[first], trained + left_out);
+    };
+    of_version(0, 0..2);
+    of_version(2, 2..3);
 }
 
 #[test]
@@ -231,23 +272,34 @@ fn every_edit_that_was_made_is_captured(run: &Path) {
 #[test]
 fn ctrl_c_ends_cleanly_and_resume_goes_on() {
     let temp = tempfile::tempdir().expect("temp");
-    let config = config(temp.path(), "seed = 9");
+    let config = config(temp.path(), "seed = 9\neval_interval = 2");
     let run = temp.path().join("run");
-    let mut child = train(&config, &run, &[]).stderr(Stdio::piped()).spawn().expect("lego runs");
-    wait_for("calls", || run.join("captures").exists() && calls(&run).len() >= 10);
-    let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
-    assert!(interrupted.success());
-    let status = child.wait().expect("ends");
-    assert_eq!(status.code(), Some(130));
-    assert_eq!(legos_of(&run), Vec::<String>::new());
+    let interrupt = |more: &[&str], moment: &str, is_now: &dyn Fn() -> bool| {
+        let mut child = train(&config, &run, more).stderr(Stdio::null()).spawn().expect("lego runs");
+        wait_for(moment, is_now);
+        let interrupted =
+            Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
+        assert!(interrupted.success());
+        assert_eq!(child.wait().expect("ends").code(), Some(130));
+        assert_eq!(legos_of(&run), Vec::<String>::new());
+    };
+    interrupt(&[], "calls", &|| run.join("captures").exists() && calls(&run).len() >= 10);
     let events = fs::read_to_string(run.join("events.jsonl")).expect("events");
     assert!(events.contains("\"interrupted\""), "{events}");
     // A flag that could have no effect is refused, one that says what the run has is not.
     let refused = train(&config, &run, &["--resume", "--max-steps", "5"]).output().expect("lego runs");
     let text = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && text.contains("--max-steps 5 was given"), "{text}");
+    // Stopped in the evaluation of step 2, which is made when the run goes on.
+    interrupt(&["--resume"], "evaluation of step 2", &|| {
+        let trials = fs::read_dir(run.join("trials")).into_iter().flatten().flatten();
+        trials.into_iter().any(|trial| trial.file_name().to_string_lossy().starts_with("eval-step-2-"))
+    });
     finished(&mut train(&config, &run, &["--resume", "--max-steps", "3"]));
     assert_eq!(report(&run)["steps"], 3);
+    assert!(run.join("reports/evaluation-step-2.json").exists(), "the evaluation of step 2 is lost");
+    let greedy = read_column(&run.join("metrics.parquet"), "heldout_greedy").expect("column");
+    assert_eq!(greedy.iter().map(Option::is_some).collect::<Vec<_>>(), [false, true, true]);
     // A run that has ended has the same report when it is resumed.
     let ended = report(&run);
     assert_eq!(ended["evaluation_before"]["step"], 0);

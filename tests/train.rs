@@ -421,11 +421,11 @@ fn an_episode_without_rows_counts_in_its_group_and_a_batch_of_them_changes_nothi
     let options = LearnerOptions { loss: PolicyLossOptions::default(), ..options() };
     let mut learner = Learner::new(model.clone(), None, options, Pool::new(1)).expect("valid options");
     let masked = [episode(0, 0.0, Vec::new()), episode(1, 0.0, Vec::new())];
-    let metrics = learner.train_version(&masked, 1, PolicyVersion(0)).expect("no empty batch");
-    assert_eq!((metrics[0].grad_norm, metrics[0].sampled_tokens, metrics[0].episodes), (None, 0, 2));
+    let metrics = learner.train_version(&masked, &ONE, PolicyVersion(0)).expect("no empty batch");
+    assert_eq!((metrics[0].grad_norm, metrics[0].sampled_tokens), (None, 0));
     let solved = sample(&model, &pool, ids(1, 12), 0);
     let mixed = [episode(0, 0.0, Vec::new()), episode(1, 1.0, vec![solved])];
-    let metrics = learner.train_version(&mixed, 1, PolicyVersion(0)).expect("a step");
+    let metrics = learner.train_version(&mixed, &ONE, PolicyVersion(0)).expect("a step");
     assert_eq!((metrics[0].degenerate_group_ratio, metrics[0].solve_rate), (0.0, 0.5));
     assert!(metrics[0].grad_norm.is_some_and(|norm| norm > 0.0), "the solved one has an advantage");
 }

@@ -116,6 +116,7 @@ impl Problems<'_> {
         self.positive("sandbox.memory_mb", sandbox.memory_mb);
         self.positive("sandbox.max_processes", sandbox.max_processes);
         self.positive("sandbox.tmp_mb", sandbox.tmp_mb);
+        self.positive("sandbox.workspace_mb", sandbox.workspace_mb);
         self.positive("sandbox.cpu_seconds", sandbox.cpu_seconds);
         self.positive("sandbox.verify_timeout_sec", sandbox.verify_timeout_sec);
     }

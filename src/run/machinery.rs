@@ -135,12 +135,13 @@ async fn backend(config: &Config, places: &Places, allow_weak: bool) -> Result<A
     let backend = sandbox::select_with(&options).await.map_err(RunError::because("choosing a sandbox"))?;
     let found = backend.capabilities();
     tracing::info!(
-        "sandbox: {} ({}), memory {:?}, processes {:?}, disk {:?}{}",
+        "sandbox: {} ({}), memory {:?}, processes {:?}, workspace {:?}, /tmp {:?}{}",
         found.backend,
         found.mode,
         found.memory,
         found.processes,
         found.disk,
+        found.tmp,
         if found.is_isolated { "" } else { ": WEAK, not isolated" },
     );
     Ok(backend)
@@ -172,6 +173,7 @@ fn limits(config: &Config) -> Limits {
         memory_bytes: Some(config.sandbox.memory_mb << 20),
         max_processes: Some(config.sandbox.max_processes),
         tmp_bytes: Some(config.sandbox.tmp_mb << 20),
+        workspace_bytes: Some(config.sandbox.workspace_mb << 20),
         cpu_seconds: Some(config.sandbox.cpu_seconds),
     }
 }

@@ -45,6 +45,7 @@ impl VerifierOptions {
                 memory_bytes: Some(512 << 20),
                 max_processes: Some(32),
                 tmp_bytes: Some(16 << 20),
+                workspace_bytes: None,
                 cpu_seconds: Some(5),
             },
             timeout: Duration::from_secs(30),

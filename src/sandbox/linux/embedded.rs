@@ -24,7 +24,8 @@ const RANGE_LENGTH: u32 = 65536;
 const RANGES: u32 = 4096;
 
 /// Places that belong to the sandbox itself: no mount may cover them.
-const RESERVED: [&str; 8] = ["/proc", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc"];
+const RESERVED: [&str; 10] =
+    ["/proc", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc"];
 
 /// How to isolate, in the order of preference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

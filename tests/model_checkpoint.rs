@@ -174,7 +174,7 @@ fn sizes_that_no_file_bears_out_are_refused_before_memory_is_taken() {
             huge,
             &["model.safetensors", "model.embed_tokens.weight", "config.json asks for [2147483647"],
         ),
-        ("hidden_size", huge, &["config.json", "hidden_size"]),
+        ("hidden_size", huge, &["model.embed_tokens.weight", "config.json asks for [40, 2147483647]"]),
         ("intermediate_size", huge, &["mlp.gate_proj", "config.json asks for [2147483647"]),
         ("head_dim", huge - 1, &["config.json"]),
         ("num_attention_heads", huge, &["config.json"]),

@@ -15,6 +15,8 @@ use super::store::StoreError;
 const MAX_NEW_ENTRIES: usize = 10_000;
 const MAX_FILE_BYTES: u64 = 1 << 20;
 const MAX_DIFF_BYTES: usize = 4 << 20;
+/// Far below what a path may have, so that the verifier's copy can be read wherever it lies.
+const MAX_PATH_BYTES: usize = 1024;
 const CONTEXT_LINES: usize = 3;
 
 /// A workspace whose changes cannot be had.
@@ -73,6 +75,12 @@ impl Changes {
             }
             if !can_be_in_a_patch(path) {
                 return refuse(path, "is changed, and a patch cannot hold its name");
+            }
+            if path.len() > MAX_PATH_BYTES {
+                return refuse(
+                    path,
+                    &format!("is changed, and its path is longer than {MAX_PATH_BYTES} bytes"),
+                );
             }
             let (old, new) = (before.side(path)?, after.side(path)?);
             let [old, new] = [old, new].map(|side| side.map(|side| side.text(path)).transpose());
@@ -206,9 +214,11 @@ impl<'a> Tree<'a> {
 
 /// Errors that nothing in a workspace brings about.
 fn is_the_machines(cause: &io::Error) -> bool {
-    let code = cause.raw_os_error().unwrap_or(0);
-    [libc::ENOSPC, libc::EDQUOT, libc::EIO, libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ESTALE]
-        .contains(&code)
+    use io::ErrorKind::{OutOfMemory, QuotaExceeded, StaleNetworkFileHandle, StorageFull};
+    /// EIO, ENFILE and EMFILE, which have no kind.
+    const WITHOUT_A_KIND: [i32; 3] = [5, 23, 24];
+    matches!(cause.kind(), OutOfMemory | QuotaExceeded | StaleNetworkFileHandle | StorageFull)
+        || cause.raw_os_error().is_some_and(|code| WITHOUT_A_KIND.contains(&code))
 }
 
 fn can_be_in_a_patch(path: &str) -> bool {
@@ -424,13 +434,40 @@ mod tests {
         assert!(matches!(gone, Err(ChangeError::Io { .. })), "{gone:?}");
 
         let tree = Tree { root: &base, is_agents: true, files: BTreeMap::new(), folders: BTreeSet::new() };
-        for code in [libc::ENAMETOOLONG, libc::ELOOP, libc::EACCES, libc::ENOENT, libc::ENOTDIR] {
+        // ENAMETOOLONG, ELOOP, EACCES, ENOENT, ENOTDIR; ENOSPC, EIO, EMFILE, ENOMEM.
+        for code in [36, 40, 13, 2, 20] {
             let error = tree.failed("a.py", io::Error::from_raw_os_error(code));
             assert!(matches!(error, ChangeError::Refused { .. }), "{error:?}");
         }
-        for code in [libc::ENOSPC, libc::EIO, libc::EMFILE, libc::ENOMEM] {
+        for code in [28, 5, 24, 12] {
             let error = tree.failed("a.py", io::Error::from_raw_os_error(code));
             assert!(matches!(error, ChangeError::Io { .. }), "{error:?}");
         }
+    }
+
+    #[test]
+    fn what_the_agent_keeps_from_being_read_is_its_own_doing() {
+        let (_root, base, workspace) = folders(&[("a.py", "x\n")], &[("a.py", "y\n")]);
+        // A path longer than the system takes, and one that would be too long where the diff is verified.
+        let name = "d".repeat(250);
+        let (mut deep, mut path) = (workspace.clone(), PathBuf::new());
+        while deep.as_os_str().len() + name.len() < 4000 {
+            deep.push(&name);
+            path.push(&name);
+            std::fs::create_dir(&deep).expect("folder");
+        }
+        std::fs::write(deep.join("f"), "x").expect("file");
+        let refused = |error| match error {
+            Err(ChangeError::Refused { path, reason }) => (path, reason),
+            other => panic!("{other:?}"),
+        };
+        let (found, reason) = refused(Changes::between(&base, &workspace));
+        assert_eq!(found, path.join("f").to_string_lossy());
+        assert!(reason.contains("longer than 1024 bytes"), "{reason}");
+        let last = std::fs::File::open(&deep).expect("folder");
+        let below = format!("/proc/self/fd/{}/{name}/{name}", std::os::fd::AsRawFd::as_raw_fd(&last));
+        std::fs::create_dir_all(below).expect("folder");
+        let (found, reason) = refused(Changes::between(&base, &workspace));
+        assert!(found.starts_with(&name) && reason.contains("cannot be read"), "{found}: {reason}");
     }
 }

@@ -146,3 +146,15 @@ fn a_run_folder_given_for_a_model_is_told_with_its_checkpoints() {
     let listed = format!("{path}/checkpoints/step_2, {path}/checkpoints/step_10");
     assert!(error.contains("no model folder") && error.contains(&listed), "{error}");
 }
+
+#[test]
+fn a_cache_larger_than_the_machine_is_refused_with_the_flags_to_lower() {
+    for more in [&["--max-batch", "100000000000"][..], &["--max-batch", "18446744073709551615"]] {
+        let output = lego(&[&["serve", "--port", "0"], more].concat(), root());
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        for part in ["--max-batch", "--max-context", more[1]] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+    }
+}

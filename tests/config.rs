@@ -410,3 +410,72 @@ fn a_routes_local_tokenizer_is_that_of_the_proxy_only_at_the_proxys_server() {
     );
     assert_eq!(origin("proxy.routes.far.local_tokenizer"), Origin::Default);
 }
+
+#[test]
+fn places_inside_a_sandbox_that_cannot_be_are_refused() {
+    for place in [
+        "relative",
+        "/",
+        "/workspace",
+        "/workspace/tests",
+        "/usr/x",
+        "/opt",
+        "/opt/lego",
+        "/opt/lego/runner.py",
+        "/tmp",
+        "/tmp/t",
+        "/etc/x",
+        "/a/../etc",
+        "/proc/self",
+        "/dev/shm",
+        "/lib64/x",
+    ] {
+        let text = format!("[sandbox]\nhidden_test_mount = {place:?}\n");
+        let refusal = message(FileKind::Sandbox, &text);
+        for part in ["sandbox.hidden_test_mount", place, "such as /opt/hidden_tests"] {
+            assert!(refusal.contains(part), "{place}: {refusal}");
+        }
+    }
+    for place in ["/opt/hidden_tests", "/opt/legos", "/hidden", "/tmpx/t", "/srv/a/b"] {
+        let text = format!("[sandbox]\nhidden_test_mount = {place:?}\n");
+        load(FileKind::Sandbox, &text, &[]).expect(place);
+    }
+    for place in ["/workspace", "/tmp/x", "/", "/dev/shm", "usr", "/usr/../tmp"] {
+        let text = format!("[sandbox.defense]\nreadonly_system_paths = [\"/usr\", {place:?}]\n");
+        let refusal = message(FileKind::Sandbox, &text);
+        for part in ["sandbox.defense.readonly_system_paths", place, "set the key to true"] {
+            assert!(refusal.contains(part), "{place}: {refusal}");
+        }
+    }
+    let text = "[sandbox.defense]\nreadonly_system_paths = [\"/usr\", \"/etc\", \"/bin\"]\n";
+    load(FileKind::Sandbox, text, &[]).expect("system folders");
+}
+
+#[test]
+fn a_harness_is_given_its_settings_and_only_the_address_that_is_there() {
+    let config = |harness: serde_json::Value, port: u16| {
+        let text = json!({"proxy": {"listen_port": port}, "harness": harness}).to_string();
+        load(FileKind::Proxy, &text, &[]).expect("valid")
+    };
+    let with = |url: &str| {
+        json!({"type": "codex", "command": ["x"],
+               "llm_config_override": {"base_url": url, "model": "m", "auth_type": "api_key"}})
+    };
+    // The listener inside is where it is, whatever port lego's own has outside.
+    for port in [18080, 9000] {
+        for url in ["http://127.0.0.1:18080/v1", "http://127.0.0.1:18080", "http://localhost:18080/v1/"] {
+            let notes = config(with(url), port).notes(Use::Eval);
+            let about = |key: &str| notes.iter().any(|note| note.key.starts_with(key));
+            assert!(!about("harness."), "{url} with listen_port {port}: {notes:?}");
+        }
+        let refusal = config(with("http://127.0.0.1:9000/v1"), port).refuse_unsupported(Use::Eval);
+        let refusal = refusal.expect_err("refused").to_string();
+        assert!(
+            refusal.contains("llm_config_override.base_url") && refusal.contains(":18080/v1"),
+            "{refusal}"
+        );
+    }
+    let mini = json!({"type": "mini", "llm_config_override": {"auth_type": "api_key"}});
+    let notes = config(mini, 18080).notes(Use::Eval);
+    assert!(notes.iter().any(|note| note.key.ends_with("auth_type") && !note.is_refused), "{notes:?}");
+}

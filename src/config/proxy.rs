@@ -328,14 +328,20 @@ impl HarnessType {
     }
 }
 
+/// Port on 127.0.0.1 inside every sandbox where the model API is, whatever `proxy.listen_port` is outside.
+pub const SANDBOX_PORT: u16 = 18080;
+
 /// Settings given to the harness.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LlmConfigOverride {
-    /// Base URL of the model API as the harness sees it. Absent: the sandbox's own listener.
+    /// Base URL of the model API as the harness sees it: port 18080 of the sandbox's own loopback, with or without
+    /// `/v1`. A harness that `command` starts finds it in `OPENAI_BASE_URL`. Absent: `http://127.0.0.1:18080/v1`.
     pub base_url: Option<String>,
-    /// Model name that the harness asks for.
+    /// Model name that the harness asks for; the policy answers every name. A harness that `command` starts finds it
+    /// in `OPENAI_MODEL`. Absent: the policy's name.
     pub model: Option<String>,
-    /// How the harness signs in.
+    /// How the harness signs in. A harness that `command` starts finds it in `LLM_AUTH_TYPE`; the key in
+    /// `OPENAI_API_KEY` is a placeholder.
     pub auth_type: Option<String>,
 }

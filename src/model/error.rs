@@ -37,6 +37,8 @@ pub enum ModelError {
     UnknownTensor { path: PathBuf, tensor: String },
     #[error("{path}: tensor `{tensor}` holds a value that is not finite at index {index}")]
     NotFinite { path: PathBuf, tensor: String, index: usize },
+    #[error("{what} take {} MiB, which this machine does not give; {remedy}", bytes >> 20)]
+    Memory { what: String, bytes: u128, remedy: String },
     #[error("{found} parameters given, the model has {expected}")]
     ParameterCount { found: usize, expected: usize },
     #[error("token id {token} is outside the vocabulary of {vocab_size}")]

@@ -1,7 +1,8 @@
 //! The run folder: where everything of one run lies, and the lock that keeps it to one process.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, Permissions, TryLockError};
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -117,6 +118,9 @@ impl RunFolder {
         for dir in [folder.trials(), folder.checkpoints(), folder.reports(), folder.scratch()] {
             fs::create_dir_all(&dir).map_err(io(&dir))?;
         }
+        // What an agent leaves there, a program that runs as its owner among it, is for no other user to reach.
+        fs::set_permissions(folder.scratch(), Permissions::from_mode(0o700))
+            .map_err(io(&folder.scratch()))?;
         write_json(&folder.root.join("run.json"), &state)?;
         Ok(folder)
     }
@@ -242,10 +246,13 @@ mod tests {
         let in_use = RunFolder::resume(&root).expect_err("locked");
         assert!(in_use.to_string().contains(&std::process::id().to_string()), "{in_use}");
         fs::write(first.scratch().join("left"), "x").expect("write");
+        let mode = |folder: &RunFolder| folder.scratch().metadata().expect("scratch").permissions().mode();
+        assert_eq!(mode(&first) & 0o777, 0o700, "nobody else reaches what an agent left");
         drop(first);
         let second = RunFolder::resume(&root).expect("resume");
         assert_eq!(second.incarnation(), 1);
         assert!(!second.scratch().join("left").exists());
+        assert_eq!(mode(&second) & 0o777, 0o700);
     }
 
     #[test]

@@ -8,7 +8,7 @@ fn a_version_that_cannot_be_trained_on_is_not_saved_and_resume_takes_it_again() 
         // It takes a configuration of its own.
         return;
     }
-    let temp = tempfile::tempdir().expect("temp");
+    let temp = test_folder();
     let config = config(temp.path(), "seed = 7");
     let text = fs::read_to_string(&config).expect("config");
     let text = text.replace("max_steps = 3", "max_steps = 4").replace("= 3e-4", "= 0.9");

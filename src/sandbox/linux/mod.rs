@@ -9,6 +9,7 @@
 
 mod cgroup;
 mod client;
+mod disk;
 mod embedded;
 mod failure;
 mod init;

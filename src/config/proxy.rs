@@ -87,6 +87,9 @@ pub struct Proxy {
     pub idle_timeout_secs: u64,
     /// Longest time of a whole call, over all its attempts, in seconds. 0: no limit; long replies are healthy.
     pub total_timeout_secs: u64,
+    /// Longest time that a client may take nothing of its reply, in seconds; then its connection is closed, as if it had
+    /// left. 0: no limit.
+    pub client_stall_timeout_secs: u64,
     /// Time that running calls get to end when the proxy stops, in milliseconds.
     pub shutdown_grace_ms: u64,
     /// How long a call runs on upstream after its client left, in milliseconds. A client that comes back within that time
@@ -155,6 +158,7 @@ impl Default for Proxy {
             first_byte_timeout_secs: 600,
             idle_timeout_secs: 300,
             total_timeout_secs: 0,
+            client_stall_timeout_secs: 300,
             shutdown_grace_ms: 3000,
             retry_grace_ms: 800,
             session_idle_secs: 86_400,
@@ -196,7 +200,7 @@ impl Proxy {
 pub struct PinnedSampling {
     /// Sampling temperature; 0 is greedy.
     pub temperature: f64,
-    /// Seed of the whole session; each call gets its own from it.
+    /// Seed of all sessions; each call gets its own from it, the session's name and the call's number in the session.
     pub seed: u64,
 }
 

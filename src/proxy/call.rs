@@ -102,20 +102,19 @@ async fn serve(
     let tolerates_rewrites = inner.options.history_rewrite_tolerance || !route.is_policy();
     let index = session.admit(&incoming.request, &inner.options.volatile, tolerates_rewrites)?;
     let plan = route.plan(&session, index);
-    if identify::is_last(inner, &shared.door, &headers) {
-        inner.sessions.end(&session.spec.session_id);
-    }
     let (places, refused) = match admitted(inner, &route).await {
         Ok(places) => (places, None),
         Err(refused) => (Places::default(), Some(refused)),
     };
-    let attendance = Attendance::new(inner, &session, &incoming, conversation_id);
+    let abort = Stop::new(session.closed(), route.total_timeout);
+    let is_last = identify::is_last(inner, &shared.door, &headers);
+    let attendance = Attendance::new(inner, &session, &incoming, conversation_id, abort.clone(), is_last);
     let Incoming { body, request, face } = incoming;
     let call = Call {
         id,
         received,
         inner: Arc::clone(inner),
-        abort: Stop::new(session.closed(), route.total_timeout),
+        abort,
         route,
         attendance: Arc::clone(&attendance),
         session,
@@ -141,7 +140,7 @@ async fn admitted(inner: &Inner, route: &Route) -> Result<Places, Refused> {
     let of_route = route.limits.place().await?;
     let waiting = Arc::clone(&inner.slots).acquire_owned();
     match tokio::time::timeout(inner.options.admission_wait, waiting).await {
-        Ok(slot) => Ok(Places { _slot: slot.ok(), _of_route: of_route }),
+        Ok(slot) => Ok(Places { _slot: slot.ok(), _of_route: of_route, _running: Some(inner.gate.enter()) }),
         Err(_) => Err(Refused {
             message: format!(
                 "{} calls are in flight, the most that this proxy lets in; try again soon, or raise \
@@ -185,8 +184,8 @@ struct Attempt {
 impl Call {
     async fn run(self, face: Face) -> Result<Response, ApiError> {
         let capabilities = self.capabilities(&face).await;
-        let mut attempt =
-            Attempt { number: 1, first: None, is_plain: self.route.upstream.refuses_additions() };
+        let is_plain = self.route.upstream.refuses_additions(self.upstream_model());
+        let mut attempt = Attempt { number: 1, first: None, is_plain };
         loop {
             if attempt.number > 1 {
                 let turn = tokio::select! {
@@ -203,7 +202,7 @@ impl Call {
             if attempt.number == 1 {
                 self.inner.measures.added_to_request.record(self.received.elapsed());
             }
-            let mut sending = self.send(&face, recorder.prepared.body.clone());
+            let mut sending = self.send(&face, &recorder);
             let first = tokio::select! {
                 biased;
                 ended = self.abort.cancelled() => {
@@ -217,7 +216,7 @@ impl Call {
             };
             let Some((pause, is_plain)) = self.again(&attempt, &first, recorder.call_id) else {
                 if attempt.is_plain && first.as_ref().is_ok_and(|reply| reply.status.is_success()) {
-                    self.route.upstream.set_refuses_additions();
+                    self.route.upstream.set_refuses_additions(self.upstream_model());
                 }
                 return Ok(self.answer(recorder, face, first).await);
             };
@@ -241,12 +240,9 @@ impl Call {
         metrics::counter!("lego_proxy_refused_total", "code" => refused.code).increment(1);
         let capabilities = Capabilities::assumed(self.route.upstream.kind());
         let recorder = self.recorder(attempt, face, capabilities)?;
-        let error = ApiError::new(429, ErrorType::Server, refused.code, refused.message.clone());
-        let mut response = whole::fail(recorder, face, CallStatus::Aborted, &error).await;
+        let mut response = whole::fail(recorder, face, CallStatus::Aborted, &refused.error()).await;
         if response.status() == StatusCode::TOO_MANY_REQUESTS {
-            // Whole seconds, so that nobody comes back too early.
-            let seconds = refused.after.as_secs() + u64::from(refused.after.subsec_nanos() > 0);
-            response.headers_mut().insert(header::RETRY_AFTER, seconds.max(1).into());
+            response.headers_mut().insert(header::RETRY_AFTER, refused.retry_after());
         }
         Ok(response)
     }
@@ -259,18 +255,27 @@ impl Call {
         if !inner.options.probes_upstream || face.upstream_api != ClientApi::OpenaiChat {
             return assumed;
         }
-        let model = self.route.upstream_model(&inner.options, &self.request.model);
-        let model = model.unwrap_or(&self.request.model);
-        let asked = tokio::select! {
-            biased;
-            _ = self.abort.cancelled() => return assumed,
-            asked = upstream.capabilities(model) => asked,
-        };
-        let (capabilities, probes) = asked;
-        if !probes.is_empty() {
-            probe::record(inner, upstream.kind(), &self.session, model, probes).await;
+        if let Some(found) = upstream.known_capabilities() {
+            return found;
         }
-        capabilities
+        // In a task of its own: what was sent is recorded, whoever goes away meanwhile.
+        let probed = inner.running.spawn(probe::run(
+            Arc::clone(inner),
+            Arc::clone(upstream),
+            Arc::clone(&self.session),
+            self.upstream_model().to_owned(),
+        ));
+        tokio::select! {
+            biased;
+            _ = self.abort.cancelled() => assumed,
+            found = probed => found.unwrap_or(assumed),
+        }
+    }
+
+    /// The upstream's name for the model.
+    fn upstream_model(&self) -> &str {
+        let asked = &self.request.model;
+        self.route.upstream_model(&self.inner.options, asked).unwrap_or(asked)
     }
 
     fn prepared(
@@ -325,27 +330,34 @@ impl Call {
         if attempt.is_plain {
             recorder.more_reasons.push("capture_refused_by_upstream".to_owned());
         }
+        // Where the parameters say so by themselves, so does the verdict.
+        if recorder.prepared.is_shaped && dialect::is_untruncated(&recorder.prepared.sampling_sent) {
+            recorder.more_reasons.push("sampling_unknown_or_truncated".to_owned());
+        }
         Ok(recorder)
     }
 
-    fn send(&self, face: &Face, body: Bytes) -> Sending {
-        let inner = Arc::clone(&self.inner);
-        let gate = self.route.is_policy().then_some(inner);
-        let upstream = Arc::clone(&self.route.upstream);
+    fn send(&self, face: &Face, recorder: &Recorder) -> Sending {
+        let (inner, session) = (Arc::clone(&self.inner), Arc::clone(&self.session));
+        let route = Arc::clone(&self.route);
+        let (body, version_at_start) =
+            (recorder.prepared.body.clone(), Arc::clone(&recorder.version_at_start));
         let headers = self.headers.clone();
         // What it says is said in the client's protocol.
         let query = self.uri.query().filter(|_| face.writer.is_none()).map(str::to_owned);
         let api = face.upstream_api;
         Box::pin(async move {
-            let route = match api {
+            let path = match api {
                 ClientApi::OpenaiCompletions => "/completions",
                 ClientApi::AnthropicMessages => "/messages",
                 _ => "/chat/completions",
             };
-            if let Some(inner) = gate {
+            if route.is_policy() {
                 inner.gate.passed().await;
             }
-            upstream.send(Method::POST, route, query.as_deref(), &headers, body).await
+            // Behind the gate: the weights may have changed while the call waited at it.
+            let _ = version_at_start.set(route.version_now(&inner, &session));
+            route.upstream.send(Method::POST, path, query.as_deref(), &headers, body).await
         })
     }
 

@@ -16,7 +16,8 @@
 //! - A call belongs to the session that its door, path or key names; headers choose one only stand-alone.
 //! - Nothing is read from the upstream ahead of what the client takes: a slow client slows its own call only. A call
 //!   whose client left is read on for its grace, and kept as its record keeps it.
-//! - A route's limits hold for what is sent to its upstream; its key goes to no other.
+//! - A client that takes nothing of its reply holds neither its call nor its session's end up ([`stall`]).
+//! - A route's limits hold for model calls and counts of tokens; its key goes to no other.
 //! - The upstream's key is in no reply, record, error or log line.
 
 mod admin;
@@ -48,6 +49,7 @@ mod routes;
 mod server;
 mod session;
 mod sessions;
+mod stall;
 mod stop;
 mod store;
 mod tape;
@@ -237,7 +239,8 @@ impl Proxy {
         let found = self.inner.sessions.get(session);
         let session = found.ok_or_else(|| ProxyError::NoSuchSession(session.clone()))?;
         let closed = session.closed();
-        server::serve(listener, self.session_router(session), closed.clone(), closed).await;
+        let stall = self.inner.options.client_stall;
+        server::serve(listener, self.session_router(session), closed.clone(), closed, stall).await;
         Ok(())
     }
 
@@ -245,7 +248,7 @@ impl Proxy {
     pub async fn serve(&self, listener: TcpListener) {
         let (closing, abort) = (self.inner.closing.clone(), self.inner.abort.clone());
         tokio::select! {
-            () = server::serve(listener, self.router(), closing, abort) => {}
+            () = server::serve(listener, self.router(), closing, abort, self.inner.options.client_stall) => {}
             () = self.inner.sessions.keep_tidy() => {}
             () = lull::give_back(&self.inner.slots, self.inner.options.max_in_flight) => {}
         }

@@ -73,6 +73,8 @@ pub struct ProxyOptions {
     /// Parts of prompts that change from call to call.
     pub volatile: Arc<Rules>,
     pub shutdown_grace: Duration,
+    /// Longest time that a client may take nothing of its reply.
+    pub client_stall: Option<Duration>,
     /// How long a call runs on whose client left before it could act on the reply.
     pub retry_grace: Duration,
     /// Stand-alone: a session that has been idle for longer is ended.
@@ -117,6 +119,8 @@ impl ProxyOptions {
                 .then(|| Duration::from_secs(config.total_timeout_secs)),
             volatile: Arc::new(rules(&config.volatile)),
             shutdown_grace: Duration::from_millis(config.shutdown_grace_ms),
+            client_stall: (config.client_stall_timeout_secs > 0)
+                .then(|| Duration::from_secs(config.client_stall_timeout_secs)),
             retry_grace: Duration::from_millis(config.retry_grace_ms),
             session_idle: (config.session_idle_secs > 0)
                 .then(|| Duration::from_secs(config.session_idle_secs)),

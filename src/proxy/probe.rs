@@ -12,10 +12,24 @@ use crate::record::{
     Call, CallId, CallKind, CallStatus, ClientApi, IdsSource, LogprobSemantics, SCHEMA_VERSION, Sampling,
     UpstreamKind, Usage, WeightSource,
 };
-use crate::upstream::ProbeExchange;
+use crate::upstream::{Capabilities, ProbeExchange, Upstream};
+
+/// Finds out what an upstream can give, and stores what it was asked. Ends early with the proxy.
+pub(super) async fn run(
+    inner: Arc<Inner>,
+    upstream: Arc<Upstream>,
+    session: Arc<Session>,
+    model: String,
+) -> Capabilities {
+    let (capabilities, probes) = upstream.capabilities(&model, inner.abort.cancelled()).await;
+    if !probes.is_empty() {
+        record(&inner, upstream.kind(), &session, &model, probes).await;
+    }
+    capabilities
+}
 
 /// Stores the probes in the session of the call that needed them. They are lego's own: a trainer does not get them.
-pub(super) async fn record(
+async fn record(
     inner: &Arc<Inner>,
     kind: UpstreamKind,
     session: &Session,

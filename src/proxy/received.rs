@@ -1,5 +1,7 @@
 //! The copy of a reply, read in the upstream's protocol.
 
+use serde_json::Value;
+
 use crate::protocol::chat::{Fed, Reply, ReplyError, ReplyUsage};
 use crate::protocol::messages::{Assembled, Assembler};
 use crate::record::ClientApi;
@@ -79,7 +81,38 @@ impl Received {
     }
 }
 
+/// Whether a client may act on an event that could not be read here. Only a chunk that shows that it finishes no choice
+/// is none.
+pub(super) fn may_finish(data: &[u8]) -> bool {
+    let event = serde_json::from_slice::<Value>(data).unwrap_or_default();
+    let finishes = |choice: &Value| {
+        !matches!(choice["finish_reason"].as_str(), Some("")) && !choice["finish_reason"].is_null()
+    };
+    event["choices"].as_array().is_none_or(|choices| choices.iter().any(finishes))
+}
+
 /// A chat event in the terms of one of Messages: what finishes a choice is held.
 const fn chat_event(fed: Fed) -> Assembled {
     Assembled { fed, must_hold: fed.has_finish, is_end: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_chunk_that_shows_that_it_finishes_nothing_is_not_held() {
+        for (data, expected) in [
+            (r#"{"choices":[{"delta":{"content":7},"finish_reason":null}]}"#, false),
+            (r#"{"choices":[{"delta":{"content":7},"finish_reason":""},{}]}"#, false),
+            (r#"{"choices":[],"created":1.5}"#, false),
+            (r#"{"choices":[{"finish_reason":null},{"finish_reason":"stop"}]}"#, true),
+            (r#"{"choices":[{"finish_reason":{"type":"stop"}}]}"#, true),
+            (r#"{"choices":{"0":{"finish_reason":"stop"}}}"#, true),
+            (r#"{"type":"content_block_stop","index":"0"}"#, true),
+            (r#"{"choices":[{"finish_reason":"st"#, true),
+        ] {
+            assert_eq!(may_finish(data.as_bytes()), expected, "{data}");
+        }
+    }
 }

@@ -15,9 +15,10 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument as _;
 
 use super::failures::Failed;
+use super::gate::VersionAtStart;
 use super::kept::Kept;
 use super::limits::Places;
-use super::received::Received;
+use super::received::{self, Received};
 use super::rejoin::Attendance;
 use super::routes::Route;
 use super::session::Session;
@@ -62,11 +63,12 @@ pub(super) struct Open {
     received: Instant,
     received_at: i64,
     ttft_us: Option<u64>,
-    version_at_start: Option<String>,
+    pub(super) version_at_start: VersionAtStart,
     pub(super) kept: Kept,
     unreadable: Option<String>,
     committed: BTreeSet<u16>,
     is_done: bool,
+    has_succeeded: bool,
     /// When the last event of the upstream's stream came.
     last_event: Option<Instant>,
     /// That of the request.
@@ -112,11 +114,12 @@ impl Recorder {
             received: Instant::now(),
             received_at: i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX),
             ttft_us: None,
-            version_at_start: wire.route.version_now(&inner, &session),
+            version_at_start: VersionAtStart::default(),
             kept: Kept::default(),
             unreadable: None,
             committed: BTreeSet::new(),
             is_done: false,
+            has_succeeded: false,
             reply: Received::new(wire.upstream_api),
             wire,
             last_event: None,
@@ -163,7 +166,10 @@ impl Open {
         }
         self.first_byte();
         let read = self.reply.event(name, data);
-        self.read(read)
+        let may_finish = read.is_err() && received::may_finish(data);
+        let mut read = self.read(read);
+        read.must_hold |= may_finish;
+        read
     }
 
     /// Keeps a block of a stream.
@@ -240,7 +246,16 @@ impl Open {
     ) -> Result<(), SinkError> {
         let turn = self.kept.turn().await;
         let records = turn.run(|| self.take_all(status, error));
-        self.store(records, status, turn).await
+        self.store(records, status, turn).await?;
+        self.has_succeeded = status == CallStatus::Ok;
+        Ok(())
+    }
+
+    /// The client has what it may act on, or nobody comes back for it.
+    pub(super) fn given(&self) {
+        if self.has_succeeded {
+            self.attendance.succeeded();
+        }
     }
 
     /// Stores the choices that have their finish reason, while others go on.
@@ -357,11 +372,14 @@ impl Open {
     /// How a call ends that was dropped, and what to say about it.
     fn dropped(&self) -> (CallStatus, String) {
         let is_closed = self.session.closed().is_cancelled();
+        let left = "the client went away before the end of the reply";
         if !self.attendance.is_away() {
-            return if is_closed {
-                (CallStatus::Aborted, "the session was closed while the call ran".to_owned())
-            } else {
-                (CallStatus::ClientDisconnect, "the client went away before the end of the reply".to_owned())
+            return match self.attendance.stop.now() {
+                _ if is_closed => {
+                    (CallStatus::Aborted, "the session was closed while the call ran".to_owned())
+                }
+                Some(ended) => (ended.status, ended.error.message),
+                None => (CallStatus::ClientDisconnect, left.to_owned()),
             };
         }
         let grace = self.inner.options.retry_grace;
@@ -374,15 +392,18 @@ impl Open {
         } else {
             format!("the upstream call ran on for {grace:?} (proxy.retry_grace_ms), then it was cancelled")
         };
-        (CallStatus::ClientDisconnect, format!("the client went away before the end of the reply; {how}"))
+        (CallStatus::ClientDisconnect, format!("{left}; {how}"))
     }
 }
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        let Some(mut open) = self.0.take().filter(|open| !open.is_done) else {
+        let Some(mut open) = self.0.take() else {
             return;
         };
+        if open.is_done {
+            return open.given();
+        }
         let (status, why) = open.dropped();
         let call_id = open.call_id;
         match tokio::runtime::Handle::try_current() {

@@ -201,7 +201,7 @@ impl Route {
     /// How a session's call with this index is sampled.
     pub(super) fn plan(&self, session: &Session, index: u64) -> SamplingPlan {
         match self.sampling {
-            Some(sampling) => sampling.plan(index),
+            Some(sampling) => sampling.of_session(&session.spec.session_id).plan(index),
             None if self.is_policy() => session.plan(index),
             None => SamplingPlan::PassThrough,
         }

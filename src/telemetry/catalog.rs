@@ -187,6 +187,10 @@ pub const PROMETHEUS: &[Prometheus] = &[
     counter("lego_capture_commits_total", "Group commits: one sync to disk each."),
     counter("lego_capture_bytes_total", "Bytes written to the journal."),
     counter("lego_capture_failed_commits_total", "Group commits that failed."),
+    counter(
+        "lego_capture_damaged_bytes_total",
+        "Bytes of the journal that held acknowledged calls and could not be read: the disk changed them.",
+    ),
     counter("lego_capture_parquet_files_total", "Parquet files written."),
     short("lego_capture_fsync_seconds", "Time of a sync of the journal to disk, drafts included."),
     short(

@@ -10,7 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 
-use crate::protocol::chat::{Choice, Reply, Request};
+use crate::protocol::chat::{Choice, Request};
 use crate::record::{InvalidRouting, LayerAxis, Routing, RoutingDtype, RoutingShape, UpstreamKind};
 
 /// What is known beforehand of the shape of an engine's routing.
@@ -65,19 +65,19 @@ impl RoutingError {
     }
 }
 
-/// The routing of one choice of a reply. Nothing sent or nothing wanted (no hint) is nothing, without a reason.
+/// The routing of one choice of a reply, whose prompt has these ids. Nothing sent or nothing wanted (no hint) is nothing, without a reason.
 #[must_use]
 pub fn captured(
     kind: UpstreamKind,
     hint: Option<RoutingHint>,
     request: &Request,
-    reply: &Reply,
+    prompt: Option<&[u32]>,
     choice: &Choice,
 ) -> CapturedRouting {
     let (Some(hint), Some(text)) = (hint, &choice.routed_experts) else {
         return CapturedRouting::default();
     };
-    let (Some(prompt), Some(completion)) = (&reply.prompt_token_ids, &choice.token_ids) else {
+    let (Some(prompt), Some(completion)) = (prompt, &choice.token_ids) else {
         return CapturedRouting { routing: None, reason: Some("routing_without_ids") };
     };
     let start = first_row(kind, request);

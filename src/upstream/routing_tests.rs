@@ -1,4 +1,5 @@
 use super::*;
+use crate::protocol::chat::Reply;
 use proptest::prelude::*;
 
 fn file(version: u8, header: &str, data: &[u8]) -> Vec<u8> {
@@ -44,7 +45,7 @@ fn request(more: &str) -> Request {
 fn both_engines_tell_the_same_experts_of_the_same_prompt() {
     let told = |kind, name, hint| {
         let reply = fixture(name);
-        captured(kind, Some(hint), &request(""), &reply, &reply.choices[&0])
+        captured(kind, Some(hint), &request(""), reply.prompt_token_ids.as_deref(), &reply.choices[&0])
     };
     let vllm = told(UpstreamKind::Vllm, "vllm_chat_routed.json", RoutingHint::default());
     let sglang = told(UpstreamKind::Sglang, "sglang_chat.json", hint(None, Some(2)));
@@ -87,7 +88,13 @@ fn c16_a_start_that_the_client_asked_for_places_the_rows() {
     let data: Vec<u8> = (0..20).collect();
     choice.routed_experts = Some(STANDARD.encode(file(1, &header("|u1", "(20, 1, 1)"), &data)));
     let told = |more: &str| {
-        captured(UpstreamKind::Vllm, Some(RoutingHint::default()), &request(more), &reply, &reply.choices[&0])
+        captured(
+            UpstreamKind::Vllm,
+            Some(RoutingHint::default()),
+            &request(more),
+            reply.prompt_token_ids.as_deref(),
+            &reply.choices[&0],
+        )
     };
     let placed = told(r#","routed_experts_prompt_start":4"#);
     let routing = placed.routing.expect("twelve prompt tokens and thirteen sampled ones less one, less four");
@@ -102,14 +109,26 @@ fn c16_a_start_that_the_client_asked_for_places_the_rows() {
 fn a_routing_without_ids_or_in_another_form_says_why() {
     let mut reply = fixture("vllm_chat_routed.json");
     let told = |reply: &Reply, kind| {
-        captured(kind, Some(RoutingHint::default()), &request(""), reply, &reply.choices[&0])
+        captured(
+            kind,
+            Some(RoutingHint::default()),
+            &request(""),
+            reply.prompt_token_ids.as_deref(),
+            &reply.choices[&0],
+        )
     };
     assert_eq!(told(&reply, UpstreamKind::Sglang).reason, Some("routing_rows_mismatch"));
     reply.choices.get_mut(&0).expect("choice").routed_experts = Some("no base64".into());
     assert_eq!(told(&reply, UpstreamKind::Vllm).reason, Some("routing_unreadable"));
     reply.prompt_token_ids = None;
     assert_eq!(told(&reply, UpstreamKind::Vllm).reason, Some("routing_without_ids"));
-    let unwanted = captured(UpstreamKind::Vllm, None, &request(""), &reply, &reply.choices[&0]);
+    let unwanted = captured(
+        UpstreamKind::Vllm,
+        None,
+        &request(""),
+        reply.prompt_token_ids.as_deref(),
+        &reply.choices[&0],
+    );
     assert_eq!(unwanted, CapturedRouting::default());
     reply.choices.get_mut(&0).expect("choice").routed_experts = None;
     assert_eq!(told(&reply, UpstreamKind::Vllm), CapturedRouting::default());

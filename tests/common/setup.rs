@@ -118,7 +118,7 @@ impl Setup {
         Self::as_told(upstream, options, mock).await
     }
 
-    async fn as_told(upstream: Upstream, options: ProxyOptions, mock: Mock) -> Self {
+    pub async fn as_told(upstream: Upstream, options: ProxyOptions, mock: Mock) -> Self {
         let sink = MemorySink::new();
         let proxy = Proxy::new(options, Arc::clone(&sink) as Arc<dyn CallSink>, upstream);
         let listener = lego::proxy::listen("127.0.0.1", 0, false).await.expect("loopback");

@@ -9,6 +9,7 @@ mod setup;
 mod speech;
 
 mod admin;
+mod asked;
 mod bytes;
 mod cuts;
 mod durable;
@@ -24,5 +25,6 @@ mod sdk;
 mod sessions;
 mod shutdown;
 mod spill;
+mod stalls;
 mod total;
 mod volatile;

@@ -91,7 +91,7 @@ impl Open {
         let (weight_spans, weight_source) = told.unwrap_or_else(|| self.weights(choice));
         let routing = {
             let hint = upstream.routing_hint();
-            upstream::routing::captured(kind, hint, &self.request, reply, choice)
+            upstream::routing::captured(kind, hint, &self.request, prompt_ids, choice)
         };
         let upstream_request =
             (self.prepared.body != self.wire.client_body).then(|| kept::raw(&self.prepared.body));
@@ -161,19 +161,11 @@ impl Open {
         }
     }
 
-    /// Which weights sampled: the reply says, or lego's clock does if it stood still during the call.
+    /// Which weights sampled, where the reply does not say: lego's clock does if it stood still during the call.
     fn weights(&self, choice: &Choice) -> (Option<Vec<WeightSpan>>, WeightSource) {
-        if let Some(spans) = &choice.weight_versions {
-            let spans = spans.iter().map(|span| WeightSpan {
-                version: span.version.clone(),
-                start: span.start,
-                end: span.end,
-            });
-            return (Some(spans.collect()), WeightSource::ReplySpans);
-        }
         let now = self.wire.route.version_now(&self.inner, &self.session);
-        match (&self.version_at_start, now, &choice.token_ids) {
-            (Some(start), Some(end), Some(ids)) if *start == end => {
+        match (self.version_at_start.get().and_then(Option::as_ref), now, &choice.token_ids) {
+            (Some(start), Some(now), Some(ids)) if *start == now => {
                 let end = u32::try_from(ids.len()).unwrap_or(u32::MAX);
                 let span = WeightSpan { version: start.clone(), start: 0, end };
                 (Some(vec![span]), WeightSource::LegoClock)

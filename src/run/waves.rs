@@ -326,6 +326,7 @@ mod tests {
                 prompt_tokens: 0,
                 attempts: 1,
                 wall: Duration::ZERO,
+                verify: Duration::ZERO,
             })
             .collect();
         evaluation_of(0, samples, &Wave { results, wall: Duration::ZERO }).expect("balanced").rates

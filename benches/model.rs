@@ -81,7 +81,7 @@ fn main() {
         );
         for batch in [1, 8, 32, 64] {
             let context = 200;
-            let mut cache = KvCache::new(model.config(), batch, context + 1);
+            let mut cache = KvCache::new(model.config(), batch, context + 1).expect("memory");
             let prefill: Vec<Row> = (0..batch)
                 .flat_map(|slot| (0..context).map(move |position| Row { slot, position, token: 7 }))
                 .collect();

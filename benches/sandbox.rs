@@ -72,6 +72,7 @@ fn spec() -> Spec {
         memory_bytes: Some(256 << 20),
         max_processes: Some(64),
         tmp_bytes: Some(64 << 20),
+        workspace_bytes: None,
         cpu_seconds: Some(60),
     };
     Spec { mounts: Vec::new(), listen_port: Some(18080), limits }

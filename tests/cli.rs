@@ -89,3 +89,72 @@ fn a_routes_missing_key_is_told_before_anything_starts() {
         assert!(shown.contains(part), "{part} in {shown}");
     }
 }
+
+#[test]
+fn a_local_tokenizer_that_cannot_be_used_is_told_before_anything_starts() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    std::fs::create_dir(folder.path().join("broken")).expect("made");
+    std::fs::write(folder.path().join("broken/tokenizer.json"), "{").expect("written");
+    for (key, named, part) in [
+        ("proxy.local_tokenizer", r#""local_tokenizer": "nowhere""#, "nowhere/tokenizer.json"),
+        ("proxy.local_tokenizer", r#""local_tokenizer": "broken""#, "broken/tokenizer.json: is not JSON"),
+        (
+            "proxy.routes.judge.local_tokenizer",
+            r#""routes": {"judge": {"upstream_base_url": "http://h:1", "local_tokenizer": "nowhere"}}"#,
+            "nowhere/tokenizer.json",
+        ),
+    ] {
+        let text_of =
+            format!(r#"{{"proxy": {{"listen_port": 0, "upstream_base_url": "http://h:1", {named}}}}}"#);
+        std::fs::write(folder.path().join("proxy_config.json"), text_of).expect("written");
+        let output = lego(&["proxy"], folder.path());
+        assert_eq!(output.status.code(), Some(2));
+        let error = text(&output.stderr);
+        for part in ["proxy_config.json", key, part, "or take it out"] {
+            assert!(error.contains(part), "{part} in {error}");
+        }
+        assert!(!folder.path().join("captures").exists());
+    }
+}
+
+#[test]
+fn a_run_folder_given_for_a_model_is_told_with_its_checkpoints() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let run = folder.path().join("run");
+    for step in [2, 10] {
+        let checkpoint = run.join(format!("checkpoints/step_{step}"));
+        std::fs::create_dir_all(&checkpoint).expect("made");
+        std::fs::write(checkpoint.join("config.json"), "{}").expect("written");
+    }
+    let path = run.to_str().expect("text");
+    let train = root().join("train.toml");
+    let dataset = root().join("data/swebench_mini.jsonl");
+    let arguments = [
+        "eval",
+        "--config",
+        train.to_str().expect("text"),
+        "--proxy-config",
+        concat!(env!("CARGO_MANIFEST_DIR"), "/proxy_config.json"),
+        "--dataset",
+        dataset.to_str().expect("text"),
+        "--model-path",
+        path,
+    ];
+    let output = lego(&arguments, folder.path());
+    assert_eq!(output.status.code(), Some(1));
+    let error = text(&output.stderr);
+    let listed = format!("{path}/checkpoints/step_2, {path}/checkpoints/step_10");
+    assert!(error.contains("no model folder") && error.contains(&listed), "{error}");
+}
+
+#[test]
+fn a_cache_larger_than_the_machine_is_refused_with_the_flags_to_lower() {
+    for more in [&["--max-batch", "100000000000"][..], &["--max-batch", "18446744073709551615"]] {
+        let output = lego(&[&["serve", "--port", "0"], more].concat(), root());
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        for part in ["--max-batch", "--max-context", more[1]] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+    }
+}

@@ -374,3 +374,108 @@ fn a_trainers_routes_are_not_the_policys() {
         r#"{"upstream_base_url": "http://h:1", "upstream_kind": "anthropic", "pinned_sampling": {}}"#;
     assert!(refusal(messages).contains("proxy.routes.a.upstream_kind"), "{}", refusal(messages));
 }
+
+#[test]
+fn a_default_that_is_refused_is_not_blamed_on_a_file_that_does_not_set_it() {
+    let defaults = Config::defaults(Environment::default()).expect("valid");
+    let error = defaults.refuse_unsupported(Use::Train).expect_err("refused").to_string();
+    let part = "proxy_config.json (no such file, so the default holds): harness.type = \"openhands\"";
+    assert!(error.contains(part), "{error}");
+    let unset = load(FileKind::Proxy, r#"{"proxy": {"listen_port": 1}}"#, &[]).expect("valid");
+    let error = unset.refuse_unsupported(Use::Train).expect_err("refused").to_string();
+    let part = "proxy_config.json (does not set it, so the default holds): harness.type";
+    assert!(error.contains(part), "{error}");
+    let set = load(FileKind::Proxy, r#"{"harness": {"type": "codex"}}"#, &[]).expect("valid");
+    let error = set.refuse_unsupported(Use::Train).expect_err("refused").to_string();
+    assert!(error.contains("proxy_config.json: harness.type = \"codex\""), "{error}");
+}
+
+#[test]
+fn a_routes_local_tokenizer_is_that_of_the_proxy_only_at_the_proxys_server() {
+    let text = r#"{"proxy": {"upstream_base_url": "http://h:1", "local_tokenizer": "base", "routes": {
+        "same": {"upstream_model": "m"}, "own": {"local_tokenizer": "mine"}, "far": {"upstream_base_url": "http://o:1"}}}}"#;
+    let config = load(FileKind::Proxy, text, &[]).expect("valid");
+    let of = |name: &str| {
+        let found = config.proxy.routes[name].local_tokenizer(name, &config.proxy);
+        found.map(|(key, folder)| (key, folder.to_owned()))
+    };
+    assert_eq!(of("same"), Some(("proxy.local_tokenizer".to_owned(), PathBuf::from("base"))));
+    assert_eq!(of("own"), Some(("proxy.routes.own.local_tokenizer".to_owned(), PathBuf::from("mine"))));
+    assert_eq!(of("far"), None);
+    let entries = config.entries();
+    let origin = |key: &str| entries.iter().find(|(path, ..)| path == key).expect("shown").2.clone();
+    assert_eq!(
+        origin("proxy.routes.same.local_tokenizer"),
+        Origin::Inherited("proxy.local_tokenizer".to_owned())
+    );
+    assert_eq!(origin("proxy.routes.far.local_tokenizer"), Origin::Default);
+}
+
+#[test]
+fn places_inside_a_sandbox_that_cannot_be_are_refused() {
+    for place in [
+        "relative",
+        "/",
+        "/workspace",
+        "/workspace/tests",
+        "/usr/x",
+        "/opt",
+        "/opt/lego",
+        "/opt/lego/runner.py",
+        "/tmp",
+        "/tmp/t",
+        "/etc/x",
+        "/a/../etc",
+        "/proc/self",
+        "/dev/shm",
+        "/lib64/x",
+    ] {
+        let text = format!("[sandbox]\nhidden_test_mount = {place:?}\n");
+        let refusal = message(FileKind::Sandbox, &text);
+        for part in ["sandbox.hidden_test_mount", place, "such as /opt/hidden_tests"] {
+            assert!(refusal.contains(part), "{place}: {refusal}");
+        }
+    }
+    for place in ["/opt/hidden_tests", "/opt/legos", "/hidden", "/tmpx/t", "/srv/a/b"] {
+        let text = format!("[sandbox]\nhidden_test_mount = {place:?}\n");
+        load(FileKind::Sandbox, &text, &[]).expect(place);
+    }
+    for place in ["/workspace", "/tmp/x", "/", "/dev/shm", "usr", "/usr/../tmp"] {
+        let text = format!("[sandbox.defense]\nreadonly_system_paths = [\"/usr\", {place:?}]\n");
+        let refusal = message(FileKind::Sandbox, &text);
+        for part in ["sandbox.defense.readonly_system_paths", place, "set the key to true"] {
+            assert!(refusal.contains(part), "{place}: {refusal}");
+        }
+    }
+    let text = "[sandbox.defense]\nreadonly_system_paths = [\"/usr\", \"/etc\", \"/bin\"]\n";
+    load(FileKind::Sandbox, text, &[]).expect("system folders");
+}
+
+#[test]
+fn a_harness_is_given_its_settings_and_only_the_address_that_is_there() {
+    let config = |harness: serde_json::Value, port: u16| {
+        let text = json!({"proxy": {"listen_port": port}, "harness": harness}).to_string();
+        load(FileKind::Proxy, &text, &[]).expect("valid")
+    };
+    let with = |url: &str| {
+        json!({"type": "codex", "command": ["x"],
+               "llm_config_override": {"base_url": url, "model": "m", "auth_type": "api_key"}})
+    };
+    // The listener inside is where it is, whatever port lego's own has outside.
+    for port in [18080, 9000] {
+        for url in ["http://127.0.0.1:18080/v1", "http://127.0.0.1:18080", "http://localhost:18080/v1/"] {
+            let notes = config(with(url), port).notes(Use::Eval);
+            let about = |key: &str| notes.iter().any(|note| note.key.starts_with(key));
+            assert!(!about("harness."), "{url} with listen_port {port}: {notes:?}");
+        }
+        let refusal = config(with("http://127.0.0.1:9000/v1"), port).refuse_unsupported(Use::Eval);
+        let refusal = refusal.expect_err("refused").to_string();
+        assert!(
+            refusal.contains("llm_config_override.base_url") && refusal.contains(":18080/v1"),
+            "{refusal}"
+        );
+    }
+    let mini = json!({"type": "mini", "llm_config_override": {"auth_type": "api_key"}});
+    let notes = config(mini, 18080).notes(Use::Eval);
+    assert!(notes.iter().any(|note| note.key.ends_with("auth_type") && !note.is_refused), "{notes:?}");
+}

@@ -26,9 +26,9 @@ fn shape(tokens: usize, at_once: usize) -> Shape {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_streams_at_once_lose_nothing_and_hold_little() {
     process::raise_open_files();
-    // A copy of a reply is in memory until its record is durable, so the peak grows with what replies say. About twice
-    // to three times what was seen, since a faster machine has more of them in flight.
-    for (shape, most_at_peak) in [(shape(256, 1), 200_000_000), (shape(16_384, 8), 1_600_000_000)] {
+    // Most of the peak is records being made and Parquet being written, whatever the number of streams. About twice what
+    // was seen, since a faster machine has more replies in flight.
+    for (shape, most_at_peak) in [(shape(256, 1), 200_000_000), (shape(16_384, 8), 900_000_000)] {
         let dir = tempfile::tempdir().expect("folder");
         let growth = load::streams(STREAMS, shape, dir.path()).await;
         assert!(growth.open.saturating_sub(growth.before) <= STREAM_BYTES * STREAMS as u64, "{growth:?}");

@@ -164,6 +164,33 @@ fn a_config_that_asks_for_other_math_is_refused_by_key() {
 }
 
 #[test]
+fn sizes_that_no_file_bears_out_are_refused_before_memory_is_taken() {
+    let huge = i64::from(i32::MAX);
+    for (key, value, names) in [
+        ("num_hidden_layers", 2_000_000_000, &["config.json", "num_hidden_layers", "2000000000"][..]),
+        ("num_hidden_layers", 3, &["config.json", "num_hidden_layers", "as many as model.safetensors has"]),
+        (
+            "vocab_size",
+            huge,
+            &["model.safetensors", "model.embed_tokens.weight", "config.json asks for [2147483647"],
+        ),
+        ("hidden_size", huge, &["model.embed_tokens.weight", "config.json asks for [40, 2147483647]"]),
+        ("intermediate_size", huge, &["mlp.gate_proj", "config.json asks for [2147483647"]),
+        ("head_dim", huge - 1, &["config.json"]),
+        ("num_attention_heads", huge, &["config.json"]),
+        ("max_position_embeddings", huge, &["config.json", "max_position_embeddings"]),
+    ] {
+        let error = refusal(|config, _| config[key] = json!(value));
+        assert_names(&error, names);
+    }
+    let model = tiny(true);
+    for (slots, tokens) in [(1 << 40, 64), (usize::MAX, 64), (4, usize::MAX), (usize::MAX, usize::MAX)] {
+        let error = KvCache::new(model.config(), slots, tokens).expect_err("more than there is");
+        assert_names(&error.to_string(), &["keys and values", &slots.to_string(), "fewer or shorter"]);
+    }
+}
+
+#[test]
 fn bad_requests_are_errors_and_change_nothing() {
     let model = tiny(true);
     let pool = Pool::serial();
@@ -173,7 +200,7 @@ fn bad_requests_are_errors_and_change_nothing() {
     assert!(matches!(refused(&[0; 65]), ModelError::PositionOutOfRange { position: 64, .. }));
     assert!(model.forward(&pool, &[&[1, 2]], 0.0).is_err());
 
-    let mut cache = KvCache::new(model.config(), 1, 4);
+    let mut cache = KvCache::new(model.config(), 1, 4).expect("memory");
     let mut step = |slot, position, token| {
         let row = Row { slot, position, token };
         model.step(&pool, &mut cache, &[row], &[true]).map(|logits| logits.rows())

@@ -92,7 +92,7 @@ fn decode_prefill_replay_and_training_agree_to_the_bit() {
 /// each sequence taken over from another slot.
 fn stepped(model: &Model, pool: &Pool, sequences: &[Vec<u32>], random: &mut Random) -> Vec<Vec<f32>> {
     let count = sequences.len();
-    let mut cache = KvCache::new(model.config(), count + 1, 140);
+    let mut cache = KvCache::new(model.config(), count + 1, 140).expect("memory");
     let mut found: Vec<Vec<f32>> = vec![Vec::new(); count];
     let mut moved = vec![false; count];
     while (0..count).any(|slot| cache.len(slot) < sequences[slot].len()) {

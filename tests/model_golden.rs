@@ -130,7 +130,7 @@ fn log_probs_and_entropy() {
 #[test]
 fn logits_and_greedy_decoding() {
     let golden = Golden::load();
-    let mut cache = KvCache::new(golden.model.config(), 2, 64);
+    let mut cache = KvCache::new(golden.model.config(), 2, 64).expect("memory");
     let mut feed = |slot: usize, tokens: &[u32]| {
         let start = cache.len(slot);
         let rows: Vec<Row> =

@@ -322,6 +322,17 @@ fn check_log(log: &str, call_ids: &[String]) {
         assert!(call_ids.iter().any(|id| event["call_id"] == id.as_str()), "{event}");
     }
     assert!(events.iter().any(|event| event["level"] == "DEBUG"), "the loud levels are on");
+    // At any level that is not off: which call failed, and how.
+    let is_warning = |event: &&Value| {
+        event["level"] == "WARN"
+            && event["message"].as_str().is_some_and(|text| text.starts_with("a call failed"))
+    };
+    let failed: Vec<&Value> = events.iter().filter(is_warning).collect();
+    for event in &failed {
+        assert!(event["span"]["request_id"].is_string() && event["span"]["api"].is_string(), "{event}");
+        assert!(event["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{event}");
+    }
+    assert!(failed.iter().any(|event| event["status"] == "upstream_error"), "{failed:?}");
 }
 
 fn check_metrics(page: &str, calls: usize, streams: usize) {

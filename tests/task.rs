@@ -349,3 +349,65 @@ async fn broken_machinery_is_never_a_reward_of_zero() {
     let failure = bench.verifier.verify(&backend, &gone, b"").await;
     assert!(matches!(failure, Err(InfraFailure::Task(_))), "{failure:?}");
 }
+
+/// A dataset of one task, whose repository has a file larger than any diff may hold.
+fn large_repository(folder: &Path, patch: &str) -> Dataset {
+    let repository = folder.join("repository");
+    std::fs::create_dir_all(&repository).expect("folder");
+    std::fs::write(repository.join("a.py"), "x = 1\n").expect("file");
+    std::fs::write(repository.join("large.txt"), "line\n".repeat(500_000)).expect("file");
+    let git = |args: &[&str]| {
+        let output = Command::new("git")
+            .args([
+                "-c",
+                "user.name=t",
+                "-c",
+                "user.email=t@example.invalid",
+                "-c",
+                "init.defaultBranch=main",
+            ])
+            .args(args)
+            .current_dir(&repository)
+            .output()
+            .expect("git");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).expect("text").trim().to_owned()
+    };
+    git(&["init", "-q"]);
+    git(&["add", "."]);
+    git(&["commit", "-q", "-m", "base"]);
+    git(&["bundle", "create", "-q", "../repository.bundle", "main"]);
+    let line = serde_json::json!({
+        "instance_id": "large-1", "repo": "large", "base_commit": git(&["rev-parse", "HEAD"]),
+        "problem_statement": "x", "patch": patch, "split": "train", "bundle": "repository.bundle",
+        "test_patch": "--- /dev/null\n+++ b/tests/t.py\n@@ -0,0 +1,1 @@\n+CASES = {}\n",
+        "FAIL_TO_PASS": ["a"], "PASS_TO_PASS": [], "test_format": "cases/1",
+    });
+    let path = folder.join("dataset.jsonl");
+    std::fs::write(&path, format!("{line}\n")).expect("dataset");
+    Dataset::load(&path).expect("dataset")
+}
+
+#[tokio::test]
+async fn a_large_file_that_nobody_touches_is_no_fault_and_a_solution_in_it_is_the_tasks() {
+    let small = "--- a/a.py\n+++ b/a.py\n@@ -1,1 +1,1 @@\n-x = 1\n+x = 2\n";
+    let large = "--- a/large.txt\n+++ b/large.txt\n@@ -1,4 +1,4 @@\n-line\n+LINE\n line\n line\n line\n";
+    for (patch, cause) in [(small, None), (large, Some("large.txt: is changed and larger than"))] {
+        let root = tempfile::tempdir().expect("folder");
+        let dataset = large_repository(root.path(), patch);
+        let store = Arc::new(TaskStore::new(&dataset, &root.path().join("cache")));
+        let verifier = Verifier::new(store.clone(), VerifierOptions::new(&root.path().join("scratch")));
+        match (verifier.reference_diff(&dataset.tasks[0]).await, cause) {
+            (Ok(diff), None) => assert!(String::from_utf8_lossy(&diff).contains("+x = 2")),
+            (Err(error), Some(cause)) => assert!(error.contains(cause), "{error}"),
+            (found, _) => panic!("{cause:?}: {found:?}"),
+        }
+        let left = std::fs::read_dir(root.path().join("scratch")).expect("scratch");
+        assert_eq!(left.count(), 0, "workspaces are removed");
+        // What an agent does beside it has a diff.
+        let workspace = root.path().join("workspace");
+        store.prepare(&dataset.tasks[0], &workspace).expect("workspace");
+        std::fs::write(workspace.join("b.py"), "y = 1\n").expect("write");
+        assert_eq!(store.changes(&dataset.tasks[0], &workspace).expect("changes").paths, ["b.py"]);
+    }
+}

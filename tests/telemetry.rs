@@ -70,6 +70,27 @@ fn a_resume_drops_what_came_after_its_checkpoint() {
 }
 
 #[test]
+fn what_comes_after_a_step_is_added_to_its_row_once() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = folder.path().join("metrics.parquet");
+    let mut metrics = RunMetrics::open(folder.path(), None).expect("opened");
+    for step in 1..=2 {
+        metrics.push(step, &[("loss", 0.5.into())]).expect("written");
+    }
+    metrics.amend(1, &[("heldout_greedy", 0.25.into())]).expect("written");
+    // As after a resume, which reads what was evaluated before.
+    metrics.amend(1, &[("heldout_greedy", 0.75.into()), ("loss", 9.0.into())]).expect("written");
+    metrics.amend(7, &[("heldout_greedy", 1.0.into())]).expect("no such row");
+    assert!(matches!(metrics.amend(1, &[("lost", 1.0.into())]), Err(TelemetryError::UnknownMetric(_))));
+    let column = |name| read_column(&path, name).expect("column");
+    assert_eq!(column("heldout_greedy"), [Some(MetricValue::Float(0.25)), None]);
+    assert_eq!(column("loss"), [Some(MetricValue::Float(0.5)); 2]);
+    let points = read_scalars(&event_files(folder.path())[0]).expect("readable");
+    let last = points.last().expect("points");
+    assert_eq!((last.step, last.tag.as_str(), points.len()), (1, "heldout/heldout_greedy", 3));
+}
+
+#[test]
 fn steps_go_forward_and_names_are_declared() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let mut metrics = RunMetrics::open(folder.path(), None).expect("opened");

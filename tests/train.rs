@@ -11,6 +11,9 @@ use lego::train::{
 use serde_json::json;
 
 const VOCAB: usize = 40;
+/// Learning rates of one step, and of two.
+const ONE: [f64; 1] = [1e-2];
+const TWO: [f64; 2] = [1e-2, 1e-2];
 
 fn tiny_model() -> Model {
     let config = Config::new(Shape {
@@ -31,7 +34,6 @@ fn tiny_model() -> Model {
 
 fn options() -> LearnerOptions {
     LearnerOptions {
-        learning_rate: 1e-2,
         loss: PolicyLossOptions { kl_coef: 0.01, clip_high: 0.28, ..Default::default() },
         ..LearnerOptions::default()
     }
@@ -85,7 +87,8 @@ fn train(threads: usize, max_microbatch_tokens: usize, is_reversed: bool) -> (Ve
     let mut learner = Learner::new(model.clone(), Some(model), options, pool).expect("valid options");
     let mut metrics = Vec::new();
     for version in 0..2 {
-        metrics.extend(learner.train_version(&episodes, 2, PolicyVersion(version)).expect("finite numbers"));
+        metrics
+            .extend(learner.train_version(&episodes, &TWO, PolicyVersion(version)).expect("finite numbers"));
     }
     (learner.model().parameters().flat().to_vec(), metrics)
 }
@@ -108,12 +111,19 @@ fn a_step_is_the_same_bits_at_any_threads_microbatches_and_arrival_order() {
     assert_eq!(metrics[0].prob_correlation, Some(1.0));
     assert_eq!(metrics[0].kl, Some(0.0), "the first step starts at the reference");
     assert!(metrics[1].kl.expect("reference") > 0.0);
-    assert_eq!(metrics[0].ratio_max, 1.0);
-    assert!(metrics[1].ratio_max > 1.0, "the ratio is against captured log-probs");
+    assert_eq!(metrics[0].ratio_max, Some(1.0));
+    assert!(metrics[1].ratio_max > Some(1.0), "the ratio is against captured log-probs");
     // The second version's batch was sampled by the first.
-    assert_eq!(metrics[2].policy_version_lag_max, 1);
+    assert_eq!(metrics[2].policy_version_lag_max, Some(1));
     assert_eq!((metrics[2].aligned_tokens, metrics[2].max_logprob_diff), (0, None));
-    assert_eq!(metrics[3].optimizer_step, 4);
+    // The loss is its two parts.
+    for step in &metrics {
+        let (loss, policy) = (step.loss.expect("a loss"), step.policy_loss.expect("its policy part"));
+        let kl = step.kl_loss.expect("its KL part");
+        assert!((loss - (policy + 0.01 * kl)).abs() < 1e-12, "{loss} {policy} {kl}");
+        assert!(step.advantage_mean.abs() < 1e-3, "{}", step.advantage_mean);
+    }
+    assert!(metrics[1].kl_loss > Some(0.0));
     assert_eq!(metrics[0].degenerate_group_ratio, 0.25);
     assert_eq!(metrics[0].all_solved_group_ratio, 0.25);
 }
@@ -149,9 +159,9 @@ fn rewarded_tokens_become_likely() {
             samples: vec![sample(learner.model(), &Pool::new(1), sample_ids.token_ids.clone(), version)],
         };
         let batch = [episode(0, 1.0, &good), episode(1, 0.0, &bad)];
-        let metrics = learner.train_version(&batch, 1, PolicyVersion(version)).expect("finite numbers");
+        let metrics = learner.train_version(&batch, &ONE, PolicyVersion(version)).expect("finite numbers");
         assert_eq!(metrics[0].max_logprob_diff, Some(0.0));
-        assert_eq!(metrics[0].clip_fraction, 0.0);
+        assert_eq!(metrics[0].clip_fraction, Some(0.0));
     }
     let after = probability(&learner, &good);
     assert!(after > 0.8 && before < 0.1, "{before} -> {after}");
@@ -168,13 +178,88 @@ fn a_batch_without_spread_changes_nothing() {
     for degenerate_groups in [DegenerateGroups::Keep, DegenerateGroups::Drop] {
         let options = LearnerOptions { loss: PolicyLossOptions::default(), degenerate_groups, ..options() };
         let mut learner = Learner::new(model.clone(), None, options, Pool::new(1)).expect("valid options");
-        let metrics = learner.train_version(&episodes, 1, PolicyVersion(0)).expect("a step without effect");
-        assert_eq!((metrics[0].grad_norm, metrics[0].loss), (None, 0.0));
+        let metrics =
+            learner.train_version(&episodes, &ONE, PolicyVersion(0)).expect("a step without effect");
+        assert_eq!((metrics[0].grad_norm, metrics[0].loss), (None, Some(0.0)));
         assert_eq!(metrics[0].degenerate_group_ratio, 1.0);
         assert_eq!(metrics[0].all_failed_group_ratio, 1.0);
         assert_eq!(metrics[0].max_logprob_diff, Some(0.0), "still compared");
         assert_eq!(learner.optimizer_steps(), 0);
         assert_eq!(bits(learner.model().parameters().flat()), bits(model.parameters().flat()));
+    }
+}
+
+#[test]
+fn episodes_without_rows_are_counted_and_give_no_numbers_of_tokens() {
+    let model = tiny_model();
+    let mut episodes = episodes(&model, &Pool::new(1));
+    for episode in &mut episodes {
+        episode.samples.clear();
+    }
+    let mut learner =
+        Learner::new(model.clone(), Some(model.clone()), options(), Pool::new(1)).expect("valid options");
+    let metrics = learner.train_version(&episodes, &ONE, PolicyVersion(0)).expect("no effect").remove(0);
+    assert!(metrics.solve_rate > 0.0 && metrics.advantage_std > 0.0, "{metrics:?}");
+    assert_eq!((metrics.sampled_tokens, metrics.aligned_tokens), (0, 0));
+    let of_tokens = [
+        metrics.loss,
+        metrics.policy_loss,
+        metrics.kl_loss,
+        metrics.kl,
+        metrics.kl_old,
+        metrics.entropy,
+        metrics.clip_fraction,
+        metrics.ratio_mean,
+        metrics.ratio_max,
+        metrics.grad_norm,
+        metrics.policy_version_lag,
+        metrics.max_logprob_diff,
+        metrics.mean_logprob_diff,
+    ];
+    assert_eq!(of_tokens, [None; 13]);
+    assert_eq!(bits(learner.model().parameters().flat()), bits(model.parameters().flat()));
+}
+
+#[test]
+fn each_step_has_its_own_learning_rate() {
+    let model = tiny_model();
+    let episodes = episodes(&model, &Pool::new(1));
+    let trained = |rates: &[f64]| {
+        let mut learner =
+            Learner::new(model.clone(), Some(model.clone()), options(), Pool::new(1)).expect("valid options");
+        let metrics = learner.train_version(&episodes, rates, PolicyVersion(0)).expect("finite");
+        assert_eq!(metrics.iter().map(|step| step.learning_rate).collect::<Vec<_>>(), rates);
+        assert_eq!(learner.replay_time().is_some(), rates.len() > 1);
+        (bits(learner.model().parameters().flat()), metrics)
+    };
+    let (first_only, _) = trained(&[1e-2, 0.0]);
+    let (both, _) = trained(&TWO);
+    assert_ne!(first_only, both);
+    // At a rate of 0 a step changes no weight.
+    let (_, metrics) = trained(&[0.0, 1e-2]);
+    assert_eq!(metrics[1].ratio_max, Some(1.0), "the weights are still those that sampled");
+}
+
+#[test]
+fn a_bound_of_0_leaves_the_gradient_as_it_is() {
+    let model = tiny_model();
+    let episodes = episodes(&model, &Pool::new(1));
+    let weights = |max_grad_norm| {
+        // One step of AdamW hides the gradient's scale but for its epsilon.
+        let optimizer = OptimizerOptions { max_grad_norm, eps: 1.0, ..Default::default() };
+        let options = LearnerOptions { optimizer, ..options() };
+        let mut learner =
+            Learner::new(model.clone(), Some(model.clone()), options, Pool::new(1)).expect("0 is allowed");
+        learner.train_version(&episodes, &ONE, PolicyVersion(0)).expect("finite");
+        bits(learner.model().parameters().flat())
+    };
+    assert_eq!(weights(0.0), weights(1e9), "a bound that is never reached");
+    assert_ne!(weights(0.0), weights(1e-3));
+    for clip_low in [0.0, 1.0] {
+        let loss = PolicyLossOptions { clip_low, ..options().loss };
+        let options = LearnerOptions { loss, ..options() };
+        Learner::new(model.clone(), Some(model.clone()), options, Pool::new(1))
+            .expect("both ends are allowed");
     }
 }
 
@@ -191,7 +276,7 @@ fn dropped_groups_leave_the_denominator() {
             ..options()
         };
         let mut learner = Learner::new(model.clone(), None, options, Pool::new(1)).expect("valid options");
-        learner.train_version(&episodes, 1, PolicyVersion(0)).expect("finite").remove(0)
+        learner.train_version(&episodes, &ONE, PolicyVersion(0)).expect("finite").remove(0)
     };
     let (kept, dropped) = (step(DegenerateGroups::Keep), step(DegenerateGroups::Drop));
     let without_spread: usize =
@@ -211,7 +296,7 @@ fn what_cannot_be_trained_on_is_refused_by_name() {
     let mut learner =
         Learner::new(model.clone(), Some(model.clone()), options(), Pool::new(1)).expect("valid options");
     let refused = |learner: &mut Learner, episodes: &[Episode]| {
-        learner.train_version(episodes, 1, PolicyVersion(0)).expect_err("refused").to_string()
+        learner.train_version(episodes, &ONE, PolicyVersion(0)).expect_err("refused").to_string()
     };
     assert!(refused(&mut learner, &bad).contains("reward of episode 3"));
     assert!(refused(&mut learner, &[]).contains("no episode"));
@@ -223,6 +308,10 @@ fn what_cannot_be_trained_on_is_refused_by_name() {
     bad_options.loss.clip_low = 2.0;
     let refused = Learner::new(model.clone(), Some(model.clone()), bad_options, Pool::new(1));
     assert!(refused.expect_err("refused").to_string().contains("clip_low"));
+    for rates in [&[][..], &[f64::NAN], &[1e-2, -1.0]] {
+        let refused = learner.train_version(&bad, rates, PolicyVersion(0)).expect_err("refused");
+        assert!(refused.to_string().contains("learning_rates"), "{refused}");
+    }
     let refused = Learner::new(model, None, options(), Pool::new(1));
     assert!(refused.expect_err("refused").to_string().contains("kl_coef"));
 }
@@ -246,7 +335,7 @@ fn a_checkpoint_resumes_to_the_bit() {
     std::fs::write(&companion, "{}").expect("written");
     assert_eq!(checkpoints.latest().expect("readable"), None);
     for version in 0..4 {
-        straight.train_version(&episodes, 2, PolicyVersion(version)).expect("finite");
+        straight.train_version(&episodes, &TWO, PolicyVersion(version)).expect("finite");
         let run = json!({ "version": version + 1, "rng": "0xfeed" });
         checkpoints.save(version + 1, &straight, std::slice::from_ref(&companion), &run).expect("saved");
     }
@@ -257,12 +346,25 @@ fn a_checkpoint_resumes_to_the_bit() {
     let run = resumed.restore(&earlier).expect("restored");
     assert_eq!(run, json!({ "version": 3, "rng": "0xfeed" }));
     assert_eq!(resumed.optimizer_steps(), 6);
-    let metrics = resumed.train_version(&episodes, 2, PolicyVersion(3)).expect("finite");
-    assert_eq!(metrics[1].optimizer_step, 8);
+    resumed.train_version(&episodes, &TWO, PolicyVersion(3)).expect("finite");
+    assert_eq!(resumed.optimizer_steps(), 8);
     assert_eq!(bits(resumed.model().parameters().flat()), bits(straight.model().parameters().flat()));
     // Any Hugging Face tool can load the folder.
     assert!(Model::load(&earlier).is_ok());
     assert!(earlier.join("tokenizer.json").exists());
+}
+
+#[test]
+fn checkpoints_are_all_kept_when_none_is_to_go() {
+    let folder = tempfile::tempdir().expect("temp folder");
+    let learner = Learner::new(tiny_model(), Some(tiny_model()), options(), Pool::new(1)).expect("valid");
+    for (keep, kept) in [(0, vec![1, 2, 3, 4]), (1, vec![4]), (3, vec![2, 3, 4])] {
+        let checkpoints = Checkpoints::new(folder.path().join(format!("keep_{keep}")), keep);
+        for step in 1..=4 {
+            checkpoints.save(step, &learner, &[], &json!({})).expect("saved");
+        }
+        assert_eq!(checkpoints.steps().expect("readable"), kept, "keep {keep}");
+    }
 }
 
 #[test]
@@ -304,4 +406,26 @@ fn a_checkpoint_that_cannot_be_written_leaves_the_earlier_ones() {
     assert!(error.to_string().contains("no-such-tokenizer.json"), "{error}");
     assert_eq!(checkpoints.steps().expect("readable"), [1]);
     assert_eq!(std::fs::read_dir(folder.path()).expect("readable").count(), 1, "no half folder");
+}
+
+#[test]
+fn an_episode_without_rows_counts_in_its_group_and_a_batch_of_them_changes_nothing() {
+    let model = tiny_model();
+    let pool = Pool::new(1);
+    let episode = |id: u64, reward: f64, samples: Vec<Sample>| Episode {
+        episode_id: EpisodeId(id),
+        group_id: GroupId(0),
+        reward,
+        samples,
+    };
+    let options = LearnerOptions { loss: PolicyLossOptions::default(), ..options() };
+    let mut learner = Learner::new(model.clone(), None, options, Pool::new(1)).expect("valid options");
+    let masked = [episode(0, 0.0, Vec::new()), episode(1, 0.0, Vec::new())];
+    let metrics = learner.train_version(&masked, &ONE, PolicyVersion(0)).expect("no empty batch");
+    assert_eq!((metrics[0].grad_norm, metrics[0].sampled_tokens), (None, 0));
+    let solved = sample(&model, &pool, ids(1, 12), 0);
+    let mixed = [episode(0, 0.0, Vec::new()), episode(1, 1.0, vec![solved])];
+    let metrics = learner.train_version(&mixed, &ONE, PolicyVersion(0)).expect("a step");
+    assert_eq!((metrics[0].degenerate_group_ratio, metrics[0].solve_rate), (0.0, 0.5));
+    assert!(metrics[0].grad_norm.is_some_and(|norm| norm > 0.0), "the solved one has an advantage");
 }

@@ -122,6 +122,16 @@ fn a_warm_start_gives_a_hugging_face_folder_and_repeats_to_the_bit() {
     assert_ne!(read("one", "model.safetensors"), read("continued", "model.safetensors"));
     assert!(Model::load(&dir.join("continued")).is_ok());
 
+    let (is_ok, log) =
+        sft(dir, &["--data", "data.jsonl", "--model-path", "one", "--output-dir", "continued"]);
+    assert!(
+        !is_ok && log.contains("continued already holds a model") && log.contains("--overwrite"),
+        "{log}"
+    );
+    let again = ["--data", "data.jsonl", "--model-path", "one", "--output-dir", "continued", "--overwrite"];
+    let (is_ok, log) = sft(dir, &[&again[..], &["--steps", "1"]].concat());
+    assert!(is_ok && log.contains("replaced continued") && log.contains(", 1 step, "), "{log}");
+
     sampled_tokens_are_exactly_the_assistants(&dir.join("one"), &dir.join("data.jsonl"));
     broken_data_is_refused_by_line(dir);
 }

@@ -6,7 +6,7 @@ mod calls;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use lego::record::{Call, CallId, CallKind, Disposition, WeightSpan};
+use lego::record::{Call, CallId, CallKind, Disposition, IdsSource, WeightSpan};
 use lego::trajectory::{Built, Lineages, lineages, samples};
 use proptest::prelude::*;
 
@@ -306,4 +306,23 @@ proptest! {
         };
         prop_assert_eq!(sorted(&again), sorted(&built));
     }
+}
+
+#[test]
+fn ids_of_a_local_tokenizer_are_neither_targets_nor_context() {
+    let local = |call: &mut Call| {
+        call.completion_ids_source = IdsSource::LocalTokenizer;
+        call.prompt_ids_source = IdsSource::LocalTokenizer;
+    };
+    let mut session = Session::default();
+    let first = session.with(&[1, 2], &[3, 4], local);
+    session.add(&[1, 2, 3, 4, 9], &[5]);
+    let (found, built) = session.build();
+    assert_eq!(session.fate(first), Disposition::NoIds);
+    assert_eq!(found.lineages.iter().map(|l| l.calls.len()).collect::<Vec<_>>(), [1]);
+    assert_eq!(targets(&built), [vec![(5, 5)]]);
+    // A prompt that was rendered here is not the context of what was sampled.
+    let mut session = Session::default();
+    let rendered = session.with(&[1, 2], &[3], |call| call.prompt_ids_source = IdsSource::LocalTokenizer);
+    assert_eq!(session.fate(rendered), Disposition::Dropped("no prompt ids".to_owned()));
 }

@@ -7,12 +7,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use lego::task::{Dataset, TaskStore};
 use serde_json::{Value, json};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Runs one step of eight trials with the harness `command`, and gives the run folder.
 fn run_with(dir: &Path, command: &[&str], timeout: u64) -> (PathBuf, Output) {
+    // The searching harness prints all it finds.
+    run_in(dir, command, timeout, "max_output_bytes = 67108864")
+}
+
+/// The same with this in the table of `sandbox.toml`.
+fn run_in(dir: &Path, command: &[&str], timeout: u64, sandbox_keys: &str) -> (PathBuf, Output) {
     let train = dir.join("train.toml");
     let text = format!(
         "[training]\nmax_steps = 1\ngroup_size = 4\nbatch_size = 8\nrollout_batch_size = 8\nmax_turns = 3\n\
@@ -24,12 +31,15 @@ fn run_with(dir: &Path, command: &[&str], timeout: u64) -> (PathBuf, Output) {
     let proxy = dir.join("proxy_config.json");
     let text = json!({
         "proxy": {"upstream_base_url": "embedded"},
-        "harness": {"type": "mini", "command": command},
+        "harness": {
+            "type": "mini",
+            "command": command,
+            "llm_config_override": {"model": "vendor/another-name", "auth_type": "api_key"},
+        },
     });
     fs::write(&proxy, text.to_string()).expect("config");
-    // The searching harness prints all it finds.
     let sandbox = dir.join("sandbox.toml");
-    fs::write(&sandbox, "[sandbox]\nmax_output_bytes = 67108864\n").expect("config");
+    fs::write(&sandbox, format!("[sandbox]\n{sandbox_keys}\n")).expect("config");
     let run = dir.join("run");
     let output = Command::new(env!("CARGO_BIN_EXE_lego"))
         .current_dir(ROOT)
@@ -57,6 +67,8 @@ fn stderr(output: &Output) -> String {
 /// Calls the policy once through the only door there is.
 const CALL: &str = r#"
 import json, os, urllib.request
+assert os.environ["OPENAI_MODEL"] == "vendor/another-name", os.environ
+assert os.environ["LLM_AUTH_TYPE"] == "api_key", os.environ
 def call():
     body = {"model": os.environ["OPENAI_MODEL"], "max_tokens": 8,
             "messages": [{"role": "user", "content": "hello"}]}
@@ -181,6 +193,31 @@ for root in ("/dev/shm", "/root", "/home", "/work", "/tmp", "/var", "/opt", "/mn
 print("SEARCHED")
 "#;
 
+/// The files that a patch changes, as the agent gets them and as the patch leaves them.
+fn before_and_after(task: &Value, patch: &str) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+    let dataset = Dataset::load(&Path::new(ROOT).join("data/swebench_mini.jsonl")).expect("dataset");
+    let task = dataset.tasks.iter().find(|known| known.instance_id.as_str() == task).expect("task");
+    let temp = tempfile::tempdir().expect("temp");
+    let workspace = temp.path().join("workspace");
+    let store = TaskStore::new(&dataset, &temp.path().join("cache"));
+    store.prepare(task, &workspace).expect("workspace");
+    let files: Vec<PathBuf> = patch
+        .lines()
+        .filter_map(|line| line.strip_prefix("+++ b/"))
+        .map(|path| workspace.join(path))
+        .collect();
+    assert!(!files.is_empty(), "{patch}");
+    let read = || files.iter().map(|file| fs::read(file).expect("file")).collect::<Vec<_>>();
+    let before = read();
+    let patch_file = temp.path().join("patch");
+    fs::write(&patch_file, patch).expect("write");
+    let applied = Command::new("git").current_dir(&workspace).arg("apply").arg(&patch_file).status();
+    assert!(applied.expect("git").success());
+    let after = read();
+    assert_ne!(before, after);
+    (before, after)
+}
+
 #[test]
 fn a_harness_that_reads_all_it_can_reach_finds_neither_answer_nor_key() {
     let temp = tempfile::tempdir().expect("temp");
@@ -212,6 +249,10 @@ fn a_harness_that_reads_all_it_can_reach_finds_neither_answer_nor_key() {
         let mut secrets: HashSet<&[u8]> =
             hidden.iter().flat_map(|line| line.as_bytes().windows(40)).collect();
         secrets.extend(patch.as_bytes().windows(40).filter(|piece| piece.contains(&b'+')));
+        // The fixed file as it stands, too: what of it the agent was not given.
+        let (base, fixed) = before_and_after(&result["task_id"], patch);
+        let given: HashSet<&[u8]> = base.iter().flat_map(|file| file.windows(40)).collect();
+        secrets.extend(fixed.iter().flat_map(|file| file.windows(40)).filter(|piece| !given.contains(piece)));
         let leaked = seen.windows(40).find(|piece| secrets.contains(piece));
         let leaked = leaked.map(|piece| String::from_utf8_lossy(piece).into_owned());
         assert_eq!(leaked, None, "trial {:?} reached a piece of its answer", entry.file_name());
@@ -221,4 +262,35 @@ fn a_harness_that_reads_all_it_can_reach_finds_neither_answer_nor_key() {
         found_by_trial += 1;
     }
     assert_eq!(found_by_trial, 8);
+}
+
+fn results(run: &Path) -> Vec<Value> {
+    let trials = fs::read_dir(run.join("trials")).expect("trials").flatten();
+    let read = |path: PathBuf| serde_json::from_slice(&fs::read(path).expect("result")).expect("JSON");
+    trials.map(|entry| read(entry.path().join("result.json"))).collect()
+}
+
+#[test]
+fn masked_trials_keep_their_rewards_and_a_wave_of_them_ends_well() {
+    let temp = tempfile::tempdir().expect("temp");
+    let script = format!("{CALL}\ncall()\nheld = b'x' * (400 << 20)\nimport time; time.sleep(1000)\n");
+    let command = ["/usr/bin/python3", "-c", &script];
+    let (run, output) = run_in(temp.path(), &command, 120, "memory_mb = 128\nagent_oom = \"mask\"");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let results = results(&run);
+    assert_eq!(results.len(), 8);
+    for result in results {
+        assert_eq!(
+            (&result["termination"], &result["attempt"]),
+            (&json!("agent_oom"), &json!(2)),
+            "{result}"
+        );
+        assert_eq!(result["reward"], 0.0, "{result}");
+    }
+    let report = fs::read(run.join("reports/report.json")).expect("report");
+    let report: Value = serde_json::from_slice(&report).expect("JSON");
+    let tokens = &report["tokens"];
+    assert_eq!(tokens["trained"], 0, "{tokens}");
+    assert!(tokens["left_out"]["masked: agent_oom"].as_u64() > Some(0), "{tokens}");
+    assert_eq!(report["invalid_trajectories"], 0, "{report}");
 }

@@ -14,7 +14,7 @@ use parquet::schema::types::ColumnPath;
 
 use super::error::CaptureError;
 use super::journal::Sealed;
-use super::layout::{date_of, journal_dir, sync_folder};
+use super::layout::{damaged_path, date_of, journal_dir, sync_folder};
 use super::reader::SegmentCalls;
 use super::{columns, encode};
 use crate::record::{Call, SCHEMA_VERSION};
@@ -24,41 +24,56 @@ const ROW_GROUP_BYTES: usize = 32 << 20;
 /// Calls that make a row group.
 const ROW_GROUP_ROWS: usize = 8192;
 
-/// Writes the segment's calls to Parquet and deletes it. Repeating it after a crash at any point gives the
-/// same files. The files' paths are returned.
+/// Writes the segment's calls to Parquet and deletes it; one with damage is set aside instead, for a person to see.
+/// Repeating it after a crash at any point gives the same files. The files' paths are returned.
 ///
 /// # Errors
 /// The segment stays, and stays readable.
 pub(super) fn compact(dir: &Path, sealed: Sealed) -> Result<Vec<PathBuf>, CaptureError> {
     let segment = sealed.name.journal_path(dir);
     let mut files: BTreeMap<String, DayFile> = BTreeMap::new();
-    let written = write_days(dir, sealed, &segment, &mut files);
-    if let Err(error) = written {
-        for file in files.values() {
-            let _ = fs::remove_file(&file.temporary);
+    let damaged_bytes = match write_days(dir, sealed, &segment, &mut files) {
+        Ok(damaged_bytes) => damaged_bytes,
+        Err(error) => {
+            for file in files.values() {
+                let _ = fs::remove_file(&file.temporary);
+            }
+            return Err(error);
         }
-        return Err(error);
-    }
+    };
     let mut paths = vec![];
     for (date, file) in files {
         let path = sealed.name.parquet_path(dir, &date);
         file.finish(dir, &path)?;
         paths.push(path);
     }
-    fs::remove_file(&segment).map_err(CaptureError::io("delete", &segment))?;
+    if damaged_bytes == 0 {
+        fs::remove_file(&segment).map_err(CaptureError::io("delete", &segment))?;
+    } else {
+        let aside = damaged_path(&segment);
+        fs::rename(&segment, &aside).map_err(CaptureError::io("rename", &segment))?;
+        metrics::counter!("lego_capture_damaged_bytes_total").increment(damaged_bytes);
+        tracing::error!(
+            path = %aside.display(), damaged_bytes,
+            "acknowledged calls in a segment cannot be read: the disk changed what was written. The others are in \
+             Parquet, the segment is set aside"
+        );
+    }
     let journal = journal_dir(dir);
     sync_folder(&journal).map_err(CaptureError::io("sync", &journal))?;
     Ok(paths)
 }
 
+/// Returns how many bytes of the segment hold no call although they should.
 fn write_days(
     dir: &Path,
     sealed: Sealed,
     segment: &Path,
     files: &mut BTreeMap<String, DayFile>,
-) -> Result<(), CaptureError> {
+) -> Result<u64, CaptureError> {
     let mut seen = HashSet::new();
-    for call in SegmentCalls::open(segment, Some(sealed.length))? {
+    let mut calls = SegmentCalls::open(segment, Some(sealed.length))?;
+    for call in calls.by_ref() {
         let call = call?;
         if !seen.insert((call.call_id, call.choice_index)) {
             continue;
@@ -77,7 +92,7 @@ fn write_days(
         file.writer.finish().map_err(CaptureError::parquet(&file.temporary))?;
         file.writer.inner().sync_all().map_err(CaptureError::io("sync", &file.temporary))?;
     }
-    Ok(())
+    Ok(calls.damaged_bytes)
 }
 
 struct DayFile {
@@ -113,6 +128,8 @@ impl DayFile {
         self.pending_bytes = 0;
         let batch = encode::batch(&calls)
             .map_err(|error| CaptureError::corrupt(&self.temporary, error.to_string()))?;
+        // The batch has it all.
+        drop(calls);
         let error = CaptureError::parquet(&self.temporary);
         self.writer.write(&batch).and_then(|()| self.writer.flush()).map_err(error)
     }

@@ -161,7 +161,9 @@ fn calls(path: &Path) -> Result<Vec<Call>, CaptureError> {
                 let calls = payload::decode(&bytes).map_err(|reason| CaptureError::corrupt(path, reason))?;
                 found.extend(calls);
             }
-            Step::Damage { .. } => {}
+            Step::Damage { at, bytes } => {
+                tracing::error!(path = %path.display(), at, bytes, "damaged bytes in a journal of drafts");
+            }
             Step::End { .. } => return Ok(found),
         }
     }

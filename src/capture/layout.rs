@@ -4,6 +4,7 @@
 //! LOCK                                     who writes
 //! journal/00000007-9f3ab2c1d4e5f607.journal          a segment: number, salt
 //! journal/….tmp                            a Parquet file in the making
+//! journal/….damaged                        a segment that could not be read in full, for a person to see
 //! date=2026-11-29/calls-00000007-9f3ab2c1d4e5f607.parquet   the same segment, for good
 //! ```
 //! Whatever matches `*.parquet` is whole. A Parquet file carries its segment's name, so that a segment whose
@@ -63,6 +64,18 @@ pub(super) fn journal_dir(dir: &Path) -> PathBuf {
 pub(super) fn segments(dir: &Path) -> Result<BTreeSet<SegmentName>, CaptureError> {
     let names = file_names(&journal_dir(dir))?;
     Ok(names.iter().filter_map(|n| SegmentName::parse(n.strip_suffix(".journal")?)).collect())
+}
+
+/// Where a segment is set aside.
+pub(super) fn damaged_path(segment: &Path) -> PathBuf {
+    segment.with_extension("damaged")
+}
+
+/// The segments in `dir` that were set aside.
+pub(super) fn damaged(dir: &Path) -> Result<Vec<PathBuf>, CaptureError> {
+    let journal = journal_dir(dir);
+    let names = file_names(&journal)?.into_iter().filter(|name| name.ends_with(".damaged"));
+    Ok(names.map(|name| journal.join(name)).collect())
 }
 
 /// The Parquet files in `dir` (`date=…/*.parquet`), sorted, each with its segment if its name tells one.

@@ -12,7 +12,8 @@
 //! - What `append` acknowledged is read back exactly once, after kill -9, and with full durability after
 //!   power loss. An append is there whole or not at all.
 //! - So is what `draft` acknowledged of a call that never got its record ([`drafts`]).
-//! - A file called `*.parquet` is whole: it is written aside, synced and renamed. Its segment is deleted after.
+//! - A file called `*.parquet` is whole: it is written aside, synced and renamed. Its segment is deleted after; one with
+//!   damage is set aside.
 //! - Nothing unacknowledged stays behind acknowledged calls: a failed commit is taken back.
 //! - One writer a folder. Readers need no lock and may run beside it.
 
@@ -31,6 +32,7 @@ mod parquet_calls;
 mod payload;
 mod reader;
 mod recovery;
+mod spill;
 mod writer;
 
 pub use compact::column_names;
@@ -38,4 +40,5 @@ pub use error::CaptureError;
 pub use layout::date_of;
 pub use reader::{Query, Reader};
 pub use recovery::{Recovery, TornTail};
+pub use spill::{SLOT_BYTES, Slot, Spill};
 pub use writer::{Closed, Durability, Writer, WriterOptions};

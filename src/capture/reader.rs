@@ -87,10 +87,15 @@ impl Reader {
         let files = files
             .filter(|(_, segment)| segment.is_none_or(|name| name.number >= since && !open.contains(&name)));
         let files = files.map(|(path, _)| path).collect();
-        Ok(Self { query, files, segments, current: None, skipped: vec![], damaged_bytes: 0 })
+        let aside = |path: &PathBuf| {
+            format!("{}: damaged, and set aside: not all of it could be read", path.display())
+        };
+        let skipped = layout::damaged(dir)?.iter().map(aside).collect();
+        Ok(Self { query, files, segments, current: None, skipped, damaged_bytes: 0 })
     }
 
-    /// Files that were left out so far, each with the reason: empty, unreadable or foreign Parquet files.
+    /// Files that were left out so far, each with the reason: empty, unreadable or foreign Parquet files, and damaged
+    /// segments of the journal.
     #[must_use]
     pub fn skipped(&self) -> &[String] {
         &self.skipped
@@ -164,6 +169,9 @@ pub(super) struct SegmentCalls {
     frames: Option<Frames<BufReader<io::Take<File>>>>,
     ready: VecDeque<Call>,
     seen: HashSet<(CallId, u16)>,
+    /// Where it must end, if that is known.
+    length: Option<u64>,
+    /// Bytes so far that hold no call although they should.
     pub(super) damaged_bytes: u64,
 }
 
@@ -176,12 +184,18 @@ impl SegmentCalls {
             .take(HEADER_LEN as u64)
             .read_to_end(&mut head)
             .map_err(CaptureError::io("read", path))?;
-        let length = length.unwrap_or(u64::MAX).saturating_sub(HEADER_LEN as u64);
-        // Without a whole header nothing in the segment was acknowledged.
-        let frames = frame::parse_header(&head)
-            .map(|salt| Frames::new(BufReader::with_capacity(1 << 20, file.take(length)), salt));
+        let salt = frame::parse_header(&head);
+        // Before there is a whole header nothing in the segment is acknowledged.
+        let damaged_bytes = match (salt, length) {
+            (Some(_), _) => 0,
+            (None, Some(length)) => length,
+            (None, None) if head.len() < HEADER_LEN => 0,
+            (None, None) => file.metadata().map_err(CaptureError::io("read", path))?.len(),
+        };
+        let behind = length.unwrap_or(u64::MAX).saturating_sub(HEADER_LEN as u64);
+        let frames = salt.map(|salt| Frames::new(BufReader::with_capacity(1 << 20, file.take(behind)), salt));
         let (ready, seen) = (VecDeque::new(), HashSet::new());
-        Ok(Self { path: path.to_owned(), frames, ready, seen, damaged_bytes: 0 })
+        Ok(Self { path: path.to_owned(), frames, ready, seen, length, damaged_bytes })
     }
 
     /// Reads frames until one with new calls; false at the end.
@@ -198,8 +212,9 @@ impl SegmentCalls {
                     self.ready = new.filter(|c| self.seen.insert((c.call_id, c.choice_index))).collect();
                 }
                 Step::Damage { bytes, .. } => self.damaged_bytes += bytes,
-                Step::End { torn, .. } => {
-                    self.damaged_bytes += torn;
+                Step::End { at, torn } => {
+                    let missing = self.length.map_or(0, |length| length.saturating_sub(at + torn));
+                    self.damaged_bytes += torn + missing;
                     self.frames = None;
                 }
             }

@@ -105,7 +105,7 @@ fn discard_headless(path: &Path, length: usize, recovery: &mut Recovery) -> Resu
         }
         return fs::remove_file(path).map_err(CaptureError::io("delete", path));
     }
-    let aside = path.with_extension("damaged");
+    let aside = layout::damaged_path(path);
     fs::rename(path, &aside).map_err(CaptureError::io("rename", path))?;
     tracing::error!(path = %aside.display(), "not a journal segment: set aside");
     recovery.quarantined.push(aside);

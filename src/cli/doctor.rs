@@ -43,11 +43,12 @@ pub fn run(_args: Args) -> anyhow::Result<()> {
             Ok(capabilities) => {
                 outln!("  {:<46} works", attempt.what);
                 outln!(
-                    "  {:<46} memory: {:?}, processes: {:?}, disk: {:?}",
+                    "  {:<46} memory: {:?}, processes: {:?}, workspace: {:?}, /tmp: {:?}",
                     "",
                     capabilities.memory,
                     capabilities.processes,
-                    capabilities.disk
+                    capabilities.disk,
+                    capabilities.tmp
                 );
                 chosen = chosen.or(Some(capabilities));
             }

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 
 use crate::capture::{Writer, WriterOptions};
 use crate::config::{Config, ConfigPaths, Environment, Use};
-use crate::proxy::{self, Mode, Proxy, ProxyOptions, SessionSampling};
+use crate::proxy::{self, LocalTokenizers, Mode, Proxy, ProxyOptions, SessionSampling};
 use crate::run;
 
 /// Run the capture proxy alone: forward model calls and store their exact tokens and log-probabilities.
@@ -72,13 +72,17 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     for server in config.servers() {
         config.server_key(&server)?;
     }
+    let tokenizers = {
+        let config = config.clone();
+        tokio::task::spawn_blocking(move || LocalTokenizers::load(&config)).await??
+    };
     let client_token = config.client_token()?.map(|token| token.expose().to_owned());
     let page = crate::telemetry::install_prometheus()?;
     let (host, port) = (settings.listen_host.as_str(), settings.listen_port);
     let listener = proxy::listen(host, port, client_token.is_some()).await?;
     let (default, routes) = {
-        let config = config.clone();
-        tokio::task::spawn_blocking(move || run::upstreams(&config)).await??
+        let (config, tokenizers) = (config.clone(), tokenizers.clone());
+        tokio::task::spawn_blocking(move || run::upstreams(&config, &tokenizers)).await??
     };
     let writer_options =
         WriterOptions { durability: run::durability(settings.durability), ..WriterOptions::default() };
@@ -89,6 +93,8 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     };
     let mode = Mode::StandAlone { sampling, model_map: settings.model_map.clone() };
     let mut options = ProxyOptions::from_config(settings, mode, client_token);
+    options.spill = Some(crate::capture::Spill::in_folder(&settings.capture_dir));
+    options.local_tokenizer = tokenizers.of_proxy(config);
     options.render_metrics = Some(Arc::new(move || page.render()));
     let mut answers: Vec<String> = default.iter().map(|upstream| upstream.place()).collect();
     answers.extend(

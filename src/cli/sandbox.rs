@@ -43,6 +43,9 @@ struct Run {
     /// Size of /tmp in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 64)]
     tmp: u64,
+    /// Most MiB added to each writable mount.
+    #[arg(long, value_name = "MIB")]
+    disk: Option<u64>,
     /// Seconds after which everything inside is killed.
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
     timeout: u64,
@@ -89,6 +92,7 @@ async fn run_in_sandbox(run: Run) -> anyhow::Result<i32> {
         memory_bytes: run.memory.map(|mib| mib * MIB),
         max_processes: run.processes,
         tmp_bytes: Some(run.tmp * MIB),
+        workspace_bytes: run.disk.map(|mib| mib * MIB),
         cpu_seconds: None,
     };
     let mut env = run.env;
@@ -124,6 +128,9 @@ async fn run_in_sandbox(run: Run) -> anyhow::Result<i32> {
     }
     if evidence.oom_kills.is_some_and(|kills| kills > 0) {
         eprintln!("killed: out of memory under the sandbox's own limit");
+    }
+    if evidence.is_over_disk_limit {
+        eprintln!("killed: more was written to the writable mounts than --disk allows");
     }
     Ok(evidence.code.unwrap_or_else(|| 128 + evidence.signal.unwrap_or(0)))
 }

@@ -63,7 +63,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let defaults = EngineOptions::for_model(&model);
     let options = EngineOptions {
         max_batch: args.max_batch,
-        cache_slots: 2 * args.max_batch,
+        cache_slots: args.max_batch.saturating_mul(2),
         max_context: args.max_context.unwrap_or(defaults.max_context),
         threads: args.threads.unwrap_or(defaults.threads),
         logprobs_mode: match args.logprobs_mode {

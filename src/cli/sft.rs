@@ -9,6 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::kernels::Pool;
 use crate::model::{Config, Model};
+use crate::run::count;
 use crate::train::OptimizerOptions;
 use crate::train::sft::{
     Conversation, SftMetrics, SftOptions, SourceFolder, SupervisedTrainer, TokenizerSpec, encode_all,
@@ -47,6 +48,9 @@ pub struct Args {
     /// Folder to write the model to.
     #[arg(long)]
     output_dir: PathBuf,
+    /// Replace the model that --output-dir holds.
+    #[arg(long)]
+    overwrite: bool,
     /// Optimizer steps (default: one pass over the data).
     #[arg(long)]
     steps: Option<u64>,
@@ -78,6 +82,14 @@ pub struct Args {
 /// # Errors
 /// Bad data, a broken model folder, a folder that cannot be written.
 pub fn run(args: Args) -> anyhow::Result<()> {
+    let is_taken =
+        ["config.json", "model.safetensors"].iter().any(|file| args.output_dir.join(file).exists());
+    if is_taken && !args.overwrite {
+        anyhow::bail!(super::Usage(format!(
+            "{} already holds a model: give another --output-dir, or --overwrite to replace it",
+            args.output_dir.display()
+        )));
+    }
     let threads = match args.threads {
         Some(threads) => threads.max(1),
         None => std::thread::available_parallelism().map_or(1, usize::from),
@@ -106,9 +118,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     };
     let steps = options.steps;
     eprintln!(
-        "{} parameters, {} conversations, {steps} steps, {threads} threads",
+        "{} parameters, {}, {}, {}",
         model.parameters().len(),
-        data.len()
+        count(data.len() as u64, "conversation", "conversations"),
+        count(steps, "step", "steps"),
+        count(threads as u64, "thread", "threads"),
     );
     let mut trainer = SupervisedTrainer::new(model, data, options, pool)?;
     let mut progress = Progress::new(steps);
@@ -118,7 +132,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     progress.finish();
     write_folder(trainer.model(), &source, &args.output_dir)?;
-    eprintln!("wrote {}", args.output_dir.display());
+    let wrote = if is_taken { "replaced" } else { "wrote" };
+    eprintln!("{wrote} {}", args.output_dir.display());
     Ok(())
 }
 

@@ -216,7 +216,8 @@ async fn check(verifier: &Verifier, backend: &dyn Backend, task: &Task) -> Resul
     if let Some(id) = task.pass_to_pass.iter().find(|id| !is_as_claimed(id, TestResult::Passed)) {
         return Err(format!("test {id} of PASS_TO_PASS does not pass at base_commit"));
     }
-    let solved = verify(task.patch.as_bytes()).await?;
+    // What a trial hands in is read from its workspace: a solution that cannot be read from one is none.
+    let solved = verify(&verifier.reference_diff(task).await?).await?;
     if !solved.resolved {
         return Err(format!("the reference patch does not solve it: {}", explain(&solved)));
     }

@@ -3,8 +3,36 @@
 mod routes;
 
 use std::net::IpAddr;
+use std::path::{Component, Path};
 
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, ReadonlyPaths};
+
+/// Places inside a sandbox that are its own: system folders, the workspace, lego's own files.
+const OWN_PLACES: [&str; 13] = [
+    "/proc",
+    "/dev",
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc",
+    "/opt/lego",
+    "/workspace",
+    "/tmp",
+];
+
+/// Places inside a sandbox that can be written, at least in part.
+const WRITABLE_PLACES: [&str; 4] = ["/workspace", "/tmp", "/dev", "/proc"];
+
+/// A path inside a sandbox that is neither in nor above any of `places`.
+fn is_apart(path: &Path, places: &[&str]) -> bool {
+    path.is_absolute()
+        && path.components().skip(1).all(|part| matches!(part, Component::Normal(_)))
+        && !places.iter().any(|place| path.starts_with(place) || Path::new(place).starts_with(path))
+}
 
 impl Config {
     /// Everything that is wrong with the values.
@@ -77,6 +105,7 @@ impl Problems<'_> {
             "Set proxy.admin_token_env to the name of a variable with one.",
         );
         self.positive("proxy.stream_buffer_size", proxy.stream_buffer_size as u64);
+        self.positive("proxy.capture_buffer_size", proxy.capture_buffer_size as u64);
         self.positive("proxy.max_body_bytes", proxy.max_body_bytes as u64);
         self.positive("proxy.max_in_flight", proxy.max_in_flight as u64);
         if let Some(pinned) = &proxy.pinned_sampling {
@@ -106,15 +135,29 @@ impl Problems<'_> {
         let sandbox = &self.config.sandbox;
         self.require(!sandbox.image.is_empty(), "sandbox.image", "no image", "Set it to host.");
         self.require(
-            sandbox.hidden_test_mount.is_absolute(),
+            is_apart(&sandbox.hidden_test_mount, &OWN_PLACES),
             "sandbox.hidden_test_mount",
-            "not an absolute path",
-            "Set it to a path inside the sandbox, such as /opt/hidden_tests.",
+            "not an absolute path, or one where the sandbox has its own (/usr, /etc, /tmp, /workspace, /opt/lego, …)",
+            "Set it to another path inside the sandbox, such as /opt/hidden_tests.",
         );
+        if let ReadonlyPaths::Listed(paths) = &sandbox.defense.readonly_system_paths {
+            let written = paths.iter().find(|path| !is_apart(path, &WRITABLE_PLACES));
+            let named = written.map_or(String::new(), |path| path.display().to_string());
+            self.require(
+                written.is_none(),
+                "sandbox.defense.readonly_system_paths",
+                &format!(
+                    "{named} is not an absolute path, or has to do with what programs inside can write to \
+                     (/workspace, /tmp, /dev, /proc)"
+                ),
+                "Take it out, or set the key to true: all system folders are read-only.",
+            );
+        }
         self.positive("sandbox.max_concurrent", sandbox.max_concurrent as u64);
         self.positive("sandbox.memory_mb", sandbox.memory_mb);
         self.positive("sandbox.max_processes", sandbox.max_processes);
         self.positive("sandbox.tmp_mb", sandbox.tmp_mb);
+        self.positive("sandbox.workspace_mb", sandbox.workspace_mb);
         self.positive("sandbox.cpu_seconds", sandbox.cpu_seconds);
         self.positive("sandbox.verify_timeout_sec", sandbox.verify_timeout_sec);
     }
@@ -166,7 +209,12 @@ impl Problems<'_> {
         self.within("training.weight_decay", training.weight_decay, 0.0, 1e6);
         self.within("training.max_grad_norm", training.max_grad_norm, 0.0, 1e9);
         self.within("training.temperature", training.temperature, 0.0, 100.0);
-        self.within("training.advantage_eps", training.advantage_eps, 0.0, 1.0);
+        self.require(
+            !training.advantage_scale_by_std || [1e-4, 1e-6].contains(&training.advantage_eps),
+            "training.advantage_eps",
+            "only two values exist",
+            "Set it to 1e-4, as TRL has it, or to 1e-6, as verl has it.",
+        );
         self.within(
             "training.observability.trace_sample_rate",
             training.observability.trace_sample_rate,

@@ -41,7 +41,20 @@ impl Layers {
         let Some(kind) = FileKind::of_key(key) else {
             return "config".to_owned();
         };
-        self.files.get(&kind).cloned().unwrap_or_else(|| kind.file_name().to_owned())
+        let Some(file) = self.files.get(&kind) else {
+            return format!("{} (no such file, so the default holds)", kind.file_name());
+        };
+        if self.is_set(key) {
+            file.clone()
+        } else {
+            format!("{file} (does not set it, so the default holds)")
+        }
+    }
+
+    /// True if a file, a flag or the environment says something about a key, or about one in its table.
+    fn is_set(&self, key: &str) -> bool {
+        let of_table = |other: &String| other.strip_prefix(key).is_some_and(|rest| rest.starts_with('.'));
+        self.origins.contains_key(key) || self.origins.keys().any(of_table)
     }
 
     pub fn set(&mut self, key: &str, value: Value, shown: Value, origin: Origin) {

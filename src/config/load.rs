@@ -296,7 +296,8 @@ impl Config {
     fn inherited(&self, path: &str) -> Option<String> {
         let (name, key) = path.strip_prefix("proxy.routes.")?.split_once('.')?;
         let route = self.proxy.routes.get(name)?;
-        let is_of_server = key.starts_with("upstream_") || key.starts_with("routing_");
+        let is_of_server =
+            key.starts_with("upstream_") || key.starts_with("routing_") || key == "local_tokenizer";
         let is_inherited = match key {
             "upstream_model" => false,
             _ if is_of_server => route.upstream_base_url.is_none(),

@@ -39,6 +39,9 @@ pub struct Proxy {
     pub routing_layers: Option<u32>,
     /// `num_experts_per_tok` of the upstream's model.
     pub routing_top_k: Option<u32>,
+    /// Folder with the `tokenizer.json` (and chat template) of the upstream's model. A reply that carries no token ids
+    /// gets ids of its text from it, marked `local_tokenizer` and never trained. Absent: such a reply has none.
+    pub local_tokenizer: Option<PathBuf>,
     /// Serve a call that rewrites its session's history. `false` answers it with 409.
     pub history_rewrite_tolerance: bool,
     /// What becomes of system messages within a conversation of Messages or Responses (Claude Code and Codex send them).
@@ -47,6 +50,9 @@ pub struct Proxy {
     pub replayed_reasoning: ReplayedReasoning,
     /// Bytes of a reply that may wait for a slow harness before lego stops reading from the upstream.
     pub stream_buffer_size: usize,
+    /// Bytes of a stream's copy that stay in memory. What is longer, and all but the last 16 KiB of each when the copies
+    /// of all calls together are over 16 MiB, waits for its record in a nameless file in `capture_dir`.
+    pub capture_buffer_size: usize,
     /// Folder of the capture: one writer at a time.
     pub capture_dir: PathBuf,
     /// Find out by one tiny call, before the first of a harness, what the upstream gives: ids, ids in streams, expert
@@ -81,6 +87,9 @@ pub struct Proxy {
     pub idle_timeout_secs: u64,
     /// Longest time of a whole call, over all its attempts, in seconds. 0: no limit; long replies are healthy.
     pub total_timeout_secs: u64,
+    /// Longest time that a client may take nothing of its reply, in seconds; then its connection is closed, as if it had
+    /// left. 0: no limit.
+    pub client_stall_timeout_secs: u64,
     /// Time that running calls get to end when the proxy stops, in milliseconds.
     pub shutdown_grace_ms: u64,
     /// How long a call runs on upstream after its client left, in milliseconds. A client that comes back within that time
@@ -128,10 +137,12 @@ impl Default for Proxy {
             capture_expert_routing: true,
             routing_layers: None,
             routing_top_k: None,
+            local_tokenizer: None,
             history_rewrite_tolerance: true,
             inline_system: InlineSystem::Keep,
             replayed_reasoning: ReplayedReasoning::Keep,
             stream_buffer_size: 65536,
+            capture_buffer_size: 256 * 1024,
             capture_dir: PathBuf::from("./captures"),
             probe_upstream: true,
             relay: Relay::Auto,
@@ -147,6 +158,7 @@ impl Default for Proxy {
             first_byte_timeout_secs: 600,
             idle_timeout_secs: 300,
             total_timeout_secs: 0,
+            client_stall_timeout_secs: 300,
             shutdown_grace_ms: 3000,
             retry_grace_ms: 800,
             session_idle_secs: 86_400,
@@ -188,7 +200,7 @@ impl Proxy {
 pub struct PinnedSampling {
     /// Sampling temperature; 0 is greedy.
     pub temperature: f64,
-    /// Seed of the whole session; each call gets its own from it.
+    /// Seed of all sessions; each call gets its own from it, the session's name and the call's number in the session.
     pub seed: u64,
 }
 
@@ -320,14 +332,20 @@ impl HarnessType {
     }
 }
 
+/// Port on 127.0.0.1 inside every sandbox where the model API is, whatever `proxy.listen_port` is outside.
+pub const SANDBOX_PORT: u16 = 18080;
+
 /// Settings given to the harness.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LlmConfigOverride {
-    /// Base URL of the model API as the harness sees it. Absent: the sandbox's own listener.
+    /// Base URL of the model API as the harness sees it: port 18080 of the sandbox's own loopback, with or without
+    /// `/v1`. A harness that `command` starts finds it in `OPENAI_BASE_URL`. Absent: `http://127.0.0.1:18080/v1`.
     pub base_url: Option<String>,
-    /// Model name that the harness asks for.
+    /// Model name that the harness asks for; the policy answers every name. A harness that `command` starts finds it
+    /// in `OPENAI_MODEL`. Absent: the policy's name.
     pub model: Option<String>,
-    /// How the harness signs in.
+    /// How the harness signs in. A harness that `command` starts finds it in `LLM_AUTH_TYPE`; the key in
+    /// `OPENAI_API_KEY` is a placeholder.
     pub auth_type: Option<String>,
 }

@@ -1,13 +1,15 @@
 //! Several models behind one proxy, and the parts of prompts that change from call to call.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Config, ConfigError, Origin, PinnedSampling, Proxy, Secret, UpstreamKind};
+
+const SHARED: &str = "proxy.local_tokenizer";
 
 /// Where calls for some model names go. Absent keys have the values of the same keys of `proxy`; but what says how to
 /// reach a server (`upstream_…`, `routing_…`) is that of `proxy` only as long as the route has no `upstream_base_url`
@@ -58,6 +60,8 @@ pub struct Route {
     pub capture_token_ids: Option<bool>,
     /// As `proxy.capture_logprobs`.
     pub capture_logprobs: Option<bool>,
+    /// As `proxy.local_tokenizer`. With an `upstream_base_url` and without this, there is none.
+    pub local_tokenizer: Option<PathBuf>,
     /// As `proxy.pinned_sampling`. It is not taken from there for calls of kind `aux`, `judge` and `teacher`.
     pub pinned_sampling: Option<PinnedSampling>,
 }
@@ -96,6 +100,18 @@ impl Route {
     #[must_use]
     pub const fn is_policy(&self) -> bool {
         matches!(self.kind, None | Some(RouteKind::Policy))
+    }
+
+    /// The folder of the tokenizer that fills in ids, and the key that names it: that of `proxy` is of its server's
+    /// model.
+    #[must_use]
+    pub fn local_tokenizer<'a>(&'a self, name: &str, proxy: &'a Proxy) -> Option<(String, &'a Path)> {
+        let own = self.local_tokenizer.as_deref();
+        let own = own.map(|folder| (format!("proxy.routes.{name}.local_tokenizer"), folder));
+        let shares = self.upstream_base_url.is_none();
+        own.or_else(|| {
+            proxy.local_tokenizer.as_deref().filter(|_| shares).map(|folder| (SHARED.to_owned(), folder))
+        })
     }
 
     /// The model names that it answers; `name` is its own.
@@ -188,6 +204,16 @@ impl Config {
     pub fn has_default_route(&self) -> bool {
         let keys = ["proxy.upstream_base_url", "proxy.upstream_kind", "proxy.model_path"];
         self.proxy.routes.is_empty() || keys.iter().any(|key| self.origin(key) != Origin::Default)
+    }
+
+    /// The folders of local tokenizers that calls need, each with the key that names it.
+    #[must_use]
+    pub fn local_tokenizers(&self) -> Vec<(String, PathBuf)> {
+        let proxy = &self.proxy;
+        let default = proxy.local_tokenizer.as_deref().filter(|_| self.has_default_route());
+        let default = default.map(|folder| (SHARED.to_owned(), folder));
+        let routes = proxy.routes.iter().filter_map(|(name, route)| route.local_tokenizer(name, proxy));
+        default.into_iter().chain(routes).map(|(key, folder)| (key, folder.to_owned())).collect()
     }
 
     /// The servers that are called, each once: the default one if it is used, and those of routes that have their own.

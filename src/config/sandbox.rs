@@ -30,6 +30,9 @@ pub struct Sandbox {
     pub max_processes: u64,
     /// Size of `/tmp` and other writable places outside the workspace, in MiB.
     pub tmp_mb: u64,
+    /// What a trial may add to its workspace, in MiB. The workspace is looked at several times a second; a trial over
+    /// the limit is killed, and graded as it stands.
+    pub workspace_mb: u64,
     /// CPU time of a single process, in seconds.
     pub cpu_seconds: u64,
     /// Wall time of one verifier run, in seconds.
@@ -57,6 +60,7 @@ impl Default for Sandbox {
             memory_mb: 512,
             max_processes: 64,
             tmp_mb: 64,
+            workspace_mb: 1024,
             cpu_seconds: 600,
             verify_timeout_sec: 60,
             max_output_bytes: 1 << 20,

@@ -26,7 +26,7 @@ pub struct Training {
     pub max_turns: usize,
     /// Weight of the KL penalty to the starting policy in the loss. 0 leaves it out.
     pub kl_coef: f64,
-    /// The importance ratio is clipped below 1 minus this.
+    /// The importance ratio is clipped below 1 minus this. 1: it is not clipped below.
     pub clip_range: f64,
     /// The importance ratio is clipped above 1 plus this. Absent: `clip_range`.
     pub clip_range_high: Option<f64>,
@@ -52,7 +52,7 @@ pub struct Training {
     pub aggregation: Aggregation,
     /// Divide a group's advantages by the standard deviation of its rewards.
     pub advantage_scale_by_std: bool,
-    /// Added to that standard deviation.
+    /// Added to that standard deviation: 1e-4, as in TRL, or 1e-6, as in verl.
     pub advantage_eps: f64,
     /// Estimator of the KL divergence.
     pub kl_estimator: KlEstimator,
@@ -62,7 +62,7 @@ pub struct Training {
     pub max_new_tokens: usize,
     /// Threads of kernels, in engine and learner. 0: one for each core.
     pub threads: usize,
-    /// Optimizer steps between held-out evaluations. 0: only before and after.
+    /// Optimizer steps between held-out evaluations, which follow a whole policy version. 0: only before and after.
     pub eval_interval: u64,
     /// Held-out tasks evaluated before and after; the first of the data set in its order. 0: all.
     pub eval_tasks: usize,
@@ -72,7 +72,7 @@ pub struct Training {
     pub eval_samples: usize,
     /// Also evaluate greedily, one sample a task.
     pub eval_greedy: bool,
-    /// Optimizer steps between checkpoints. 0: only the last.
+    /// Optimizer steps between checkpoints, which follow a whole policy version. 0: only the last.
     pub checkpoint_interval: u64,
     /// Checkpoints kept; the oldest go first. 0: all.
     pub keep_checkpoints: usize,

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::layers::one_or_several;
 use super::{
     Algorithm, Config, ConfigError, HarnessType, NetworkPolicy, Origin, ReadonlyPaths, Relay, RewardType,
-    SandboxBackend, UpstreamKind,
+    SANDBOX_PORT, SandboxBackend, UpstreamKind,
 };
 
 /// What a config is used for: only what that needs is refused.
@@ -216,18 +216,18 @@ impl Notes<'_> {
             "Take the key out, or set harness.command.",
         );
         let base_url = harness.llm_config_override.base_url.as_deref();
-        let own = format!("http://127.0.0.1:{}", self.config.proxy.listen_port);
+        let own = ["127.0.0.1", "localhost"].map(|host| format!("http://{host}:{SANDBOX_PORT}"));
+        let is_own =
+            |url: &str| own.iter().any(|own| own == url.trim_end_matches('/').trim_end_matches("/v1"));
         self.refuse_if(
-            base_url.is_some_and(|url| url.trim_end_matches('/').trim_end_matches("/v1") != own),
+            base_url.is_some_and(|url| !is_own(url)),
             "harness.llm_config_override.base_url",
-            "a sandbox reaches only the model API at proxy.listen_port of its own loopback",
-            &format!("Set it to {own}/v1, or take the key out."),
+            &format!("a sandbox reaches only the model API at port {SANDBOX_PORT} of its own loopback"),
+            &format!("Set it to {}/v1, or take the key out.", own[0]),
         );
-        self.no_effect("harness.llm_config_override.model", "the policy answers every model name");
-        self.no_effect(
-            "harness.llm_config_override.auth_type",
-            "the proxy holds the key, the harness needs none",
-        );
+        if harness.command.is_none() {
+            self.no_effect("harness.llm_config_override.auth_type", "the harness mini signs in one way only");
+        }
     }
 
     fn sandbox(&mut self) {

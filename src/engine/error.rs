@@ -38,6 +38,12 @@ pub enum EngineError {
     /// Options that cannot work.
     #[error("engine option {name} = {value} is not usable: {remedy}")]
     Option { name: &'static str, value: usize, remedy: String },
+    /// More keys and values than there is memory for.
+    #[error(
+        "{cause}: lower max_context = {max_context} (--max-context, policy.max_context_tokens) or max_batch = \
+         {max_batch} (--max-batch, policy.max_batch)"
+    )]
+    Cache { max_context: usize, max_batch: usize, cause: crate::model::ModelError },
     /// The system gave no thread.
     #[error("cannot start the engine's thread: {0}")]
     Thread(std::io::Error),

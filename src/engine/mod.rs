@@ -59,7 +59,7 @@ impl Engine {
     pub fn start(model: Arc<Model>, options: EngineOptions) -> Result<Self, EngineError> {
         options.check(&model)?;
         let shared = Arc::new(Shared::new(model.clone(), options.first_version));
-        let scheduler = Scheduler::new(model, options.clone(), shared.clone());
+        let scheduler = Scheduler::new(model, options.clone(), shared.clone())?;
         let thread = std::thread::Builder::new()
             .name("lego-engine".to_owned())
             .spawn(move || scheduler.run())

@@ -169,11 +169,17 @@ impl Drop for CloseOnExit {
 }
 
 impl Scheduler {
-    pub fn new(model: Arc<Model>, options: EngineOptions, shared: Arc<Shared>) -> Self {
-        Self {
+    pub fn new(model: Arc<Model>, options: EngineOptions, shared: Arc<Shared>) -> Result<Self, EngineError> {
+        let cache = KvCache::new(model.config(), options.cache_slots, options.max_context);
+        let cache = cache.map_err(|cause| EngineError::Cache {
+            max_context: options.max_context,
+            max_batch: options.max_batch,
+            cause,
+        })?;
+        Ok(Self {
             version: options.first_version,
             pool: Pool::new(options.threads),
-            cache: KvCache::new(model.config(), options.cache_slots, options.max_context),
+            cache,
             slots: (0..options.cache_slots).map(|_| Slot::default()).collect(),
             clock: 0,
             waiting: VecDeque::new(),
@@ -184,7 +190,7 @@ impl Scheduler {
             model,
             options,
             shared,
-        }
+        })
     }
 
     pub fn run(mut self) {

@@ -8,13 +8,16 @@ use crate::sandbox::Exec;
 /// A harness given by the config: `harness.command` and `harness.env`.
 ///
 /// The program runs in the workspace, gets the task's statement on standard input, and finds the policy by
-/// `OPENAI_BASE_URL`, `OPENAI_API_KEY` (a placeholder) and `OPENAI_MODEL`. It is looked up in the sandbox,
-/// so it must be one of the system's or lie in the task's repository.
+/// `OPENAI_BASE_URL`, `OPENAI_API_KEY` (a placeholder) and `OPENAI_MODEL`; `LLM_AUTH_TYPE` is there where the config
+/// gives one. It is looked up in the sandbox, so it must be one of the system's or lie in the task's repository.
 #[derive(Debug, Clone)]
 pub struct CommandLine {
     /// Name in records: the config's `harness.type`.
     pub name: &'static str,
     pub argv: Vec<String>,
+    /// In place of [`BASE_URL`].
+    pub base_url: Option<String>,
+    pub auth_type: Option<String>,
     /// Added to, and stronger than, lego's own variables.
     pub env: Vec<(String, String)>,
 }
@@ -33,11 +36,12 @@ impl Harness for CommandLine {
             ("PATH", "/usr/local/bin:/usr/bin:/bin"),
             ("HOME", "/tmp"),
             ("LANG", "C.UTF-8"),
-            ("OPENAI_BASE_URL", BASE_URL),
+            ("OPENAI_BASE_URL", self.base_url.as_deref().unwrap_or(BASE_URL)),
             ("OPENAI_API_KEY", PLACEHOLDER_KEY),
             ("OPENAI_MODEL", trial.model),
         ]
         .into_iter()
+        .chain(self.auth_type.as_deref().map(|kind| ("LLM_AUTH_TYPE", kind)))
         .filter(|(name, _)| !self.env.iter().any(|(set, _)| set == name))
         .map(|(name, value)| (name.into(), value.into()))
         .collect();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::sandbox::{Exec, Mount};
 
 /// Port on 127.0.0.1 inside a sandbox where the session's listener answers.
-pub const LISTEN_PORT: u16 = 18080;
+pub const LISTEN_PORT: u16 = crate::config::SANDBOX_PORT;
 /// Base URL of the policy inside a sandbox, in the form OpenAI clients take.
 pub const BASE_URL: &str = "http://127.0.0.1:18080/v1";
 /// The key that harnesses hold: the listener itself names the session.
@@ -44,4 +44,19 @@ pub trait Harness: Send + Sync {
 
     /// How to start it for one trial.
     fn launch(&self, trial: &TrialInput<'_>) -> Launch;
+
+    /// True if its output says that it ended because its turns were used up. What it says decides no reward.
+    fn used_up_turns(&self, _stdout: &[u8]) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_base_url_is_the_listeners() {
+        assert_eq!(BASE_URL, format!("http://127.0.0.1:{LISTEN_PORT}/v1"));
+    }
 }

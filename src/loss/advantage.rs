@@ -50,11 +50,17 @@ impl Advantages {
         (self.groups_all_solved + self.groups_all_failed) as f64 / self.groups as f64
     }
 
+    /// Mean of the advantages over all episodes.
+    #[must_use]
+    pub fn mean(&self) -> f64 {
+        self.values.iter().sum::<f64>() / self.values.len().max(1) as f64
+    }
+
     /// Standard deviation of the advantages over all episodes (population form).
     #[must_use]
     pub fn std(&self) -> f64 {
         let count = self.values.len().max(1) as f64;
-        let mean = self.values.iter().sum::<f64>() / count;
+        let mean = self.mean();
         (self.values.iter().map(|a| (a - mean).powi(2)).sum::<f64>() / count).sqrt()
     }
 }

@@ -9,7 +9,7 @@ use super::kl::KlEstimator;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyLossOptions {
-    /// The ratio is clipped below at `1 - clip_low`.
+    /// The ratio is clipped below at `1 - clip_low`; 1: not below.
     pub clip_low: f64,
     /// The ratio is clipped above at `1 + clip_high` (DAPO's clip-higher when larger than `clip_low`).
     pub clip_high: f64,
@@ -96,6 +96,10 @@ impl TokenStats {
 pub struct PolicyLoss {
     /// The row's share of the step's loss, KL term included.
     pub loss: f64,
+    /// Its clipped policy-gradient part.
+    pub policy_loss: f64,
+    /// Its KL part before `kl_coef`; 0 without reference log-probs.
+    pub kl_loss: f64,
     /// d loss / d `log_probs[i]`; exactly 0 where the mask is false.
     pub gradient: Vec<f64>,
     /// Sums for the step's metrics.
@@ -109,8 +113,8 @@ impl PolicyLossOptions {
     /// Names the option out of range.
     pub fn check(&self) -> Result<(), LossError> {
         let refuse = |name, value, remedy| Err(LossError::Option { name, value, remedy });
-        if !(0.0..1.0).contains(&self.clip_low) {
-            return refuse("clip_low", self.clip_low, "give a number from 0 to below 1");
+        if !(0.0..=1.0).contains(&self.clip_low) {
+            return refuse("clip_low", self.clip_low, "give a number from 0 to 1");
         }
         if !(self.clip_high.is_finite() && self.clip_high >= 0.0) {
             return refuse("clip_high", self.clip_high, "give a finite number of at least 0");
@@ -139,7 +143,13 @@ impl PolicyLossOptions {
             same_length("reference_log_probs", reference.len(), length)?;
         }
         finite(row.advantage, "advantage", "row", 0)?;
-        let mut result = PolicyLoss { loss: 0.0, gradient: vec![0.0; length], stats: TokenStats::default() };
+        let mut result = PolicyLoss {
+            loss: 0.0,
+            policy_loss: 0.0,
+            kl_loss: 0.0,
+            gradient: vec![0.0; length],
+            stats: TokenStats::default(),
+        };
         for index in (0..length).filter(|&index| row.mask[index]) {
             let log_prob = finite(row.log_probs[index], "log-prob", "token", index)?;
             let old =
@@ -147,12 +157,14 @@ impl PolicyLossOptions {
             let old = finite(old, "captured log-prob", "token", index)?;
             let (mut loss, mut gradient) =
                 self.surrogate(log_prob, old, row.advantage, index, &mut result.stats)?;
+            result.policy_loss += row.token_weight * loss;
             match row.reference_log_probs {
                 Some(reference) => {
                     let reference = finite(reference[index], "reference log-prob", "token", index)?;
                     let (kl, kl_gradient) = self.kl.estimate(log_prob, reference);
                     result.stats.kl_reference += finite(kl, "KL to the reference", "token", index)?;
                     result.stats.reference_tokens += 1;
+                    result.kl_loss += row.token_weight * kl;
                     if self.kl_coef != 0.0 {
                         loss += self.kl_coef * kl;
                         gradient += self.kl_coef * kl_gradient;

@@ -29,17 +29,24 @@ pub struct KvCache {
 
 impl KvCache {
     /// An empty cache. Memory is touched only as tokens arrive.
-    #[must_use]
-    pub fn new(config: &Config, slots: usize, max_tokens: usize) -> Self {
+    ///
+    /// # Errors
+    /// [`ModelError::Memory`] when so much cannot be had.
+    pub fn new(config: &Config, slots: usize, max_tokens: usize) -> Result<Self, ModelError> {
         let heads = Heads {
             heads: config.num_attention_heads,
             kv_heads: config.num_key_value_heads,
             head_dim: config.head_dim,
         };
+        let floats = 2 * config.num_hidden_layers as u128 * heads.kv_heads as u128 * heads.head_dim as u128;
+        reserve(slots as u128 * max_tokens as u128 * floats, || {
+            let what = format!("the keys and values of {slots} sequences of {max_tokens} tokens");
+            (what, "take fewer or shorter sequences".to_owned())
+        })?;
         let capacity = cache_capacity(max_tokens);
         let len = slots * heads.cache_len(capacity);
         let layers = (0..config.num_hidden_layers).map(|_| (vec![0.0; len], vec![0.0; len])).collect();
-        Self { heads, lengths: vec![0; slots], max_tokens, capacity, layers }
+        Ok(Self { heads, lengths: vec![0; slots], max_tokens, capacity, layers })
     }
 
     /// Tokens that `slot` holds.
@@ -116,6 +123,17 @@ impl KvCache {
         }
         Ok(())
     }
+}
+
+/// Refuses what the system does not give, before an allocation that cannot fail would end the process. `what` gives
+/// its name and the remedy.
+pub(super) fn reserve(floats: u128, what: impl FnOnce() -> (String, String)) -> Result<(), ModelError> {
+    let is_given = usize::try_from(floats).is_ok_and(|len| Vec::<f32>::new().try_reserve_exact(len).is_ok());
+    if is_given {
+        return Ok(());
+    }
+    let (what, remedy) = what();
+    Err(ModelError::Memory { what, bytes: floats.saturating_mul(4), remedy })
 }
 
 /// The memory of `from` to read and of `to` to write; they differ.

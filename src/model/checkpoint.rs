@@ -1,5 +1,6 @@
 //! Hugging Face folders: `config.json` and `model.safetensors`.
 
+use super::cache::reserve;
 use super::parameters::{Layout, Tensor};
 use super::{Config, ModelError, Parameters};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
@@ -18,15 +19,25 @@ pub(super) fn read(dir: &Path, config: &Config) -> Result<Parameters, ModelError
     let tensors = SafeTensors::deserialize(&bytes)
         .map_err(|error| ModelError::Safetensors { path: path.clone(), reason: error.to_string() })?;
 
+    // Sizes are config.json's to say, but the file has to bear them out before memory is taken for them.
+    check_layers(dir, config, &tensors)?;
     let layout = Layout::new(config);
-    let mut flat = vec![0.0f32; layout.len];
+    let mut views = Vec::with_capacity(layout.tensors.len());
     for tensor in &layout.tensors {
         let view = tensors.tensor(&tensor.name).map_err(|_| ModelError::MissingTensor {
             path: path.clone(),
             tensor: tensor.name.clone(),
             expected: tensor.shape.clone(),
         })?;
-        copy_tensor(&path, tensor, &view, &mut flat[tensor.range.clone()])?;
+        check_shape(&path, tensor, &view)?;
+        views.push(view);
+    }
+    reserve(layout.len as u128, || {
+        (format!("the weights of {}", path.display()), "take a smaller model".to_owned())
+    })?;
+    let mut flat = vec![0.0f32; layout.len];
+    for (tensor, view) in layout.tensors.iter().zip(&views) {
+        copy_tensor(&path, tensor, view, &mut flat[tensor.range.clone()])?;
     }
     let known: HashSet<&str> = layout.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
     for name in tensors.names() {
@@ -40,20 +51,40 @@ pub(super) fn read(dir: &Path, config: &Config) -> Result<Parameters, ModelError
     Ok(Parameters { flat, layout: Arc::new(layout) })
 }
 
+/// The number of layers that config.json asks for is that of the file.
+fn check_layers(dir: &Path, config: &Config, tensors: &SafeTensors<'_>) -> Result<(), ModelError> {
+    let layer =
+        |name: &str| -> Option<usize> { name.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok() };
+    let layers = tensors.names().into_iter().filter_map(layer).max().map_or(0, |last| last + 1);
+    if config.num_hidden_layers <= layers {
+        return Ok(());
+    }
+    Err(ModelError::BadKey {
+        path: dir.join("config.json"),
+        key: "num_hidden_layers".to_owned(),
+        found: config.num_hidden_layers.to_string(),
+        expected: format!("{layers}, as many as model.safetensors has"),
+    })
+}
+
+fn check_shape(path: &Path, tensor: &Tensor, view: &TensorView<'_>) -> Result<(), ModelError> {
+    if view.shape() == tensor.shape {
+        return Ok(());
+    }
+    Err(ModelError::Shape {
+        path: path.to_owned(),
+        tensor: tensor.name.clone(),
+        found: view.shape().to_vec(),
+        expected: tensor.shape.clone(),
+    })
+}
+
 fn copy_tensor(
     path: &Path,
     tensor: &Tensor,
     view: &TensorView<'_>,
     target: &mut [f32],
 ) -> Result<(), ModelError> {
-    if view.shape() != tensor.shape {
-        return Err(ModelError::Shape {
-            path: path.to_owned(),
-            tensor: tensor.name.clone(),
-            found: view.shape().to_vec(),
-            expected: tensor.shape.clone(),
-        });
-    }
     let bytes = view.data();
     match view.dtype() {
         Dtype::F32 => {

@@ -36,6 +36,11 @@ pub struct Shape {
     pub tie_word_embeddings: bool,
 }
 
+/// Weights of the largest part of a model: 4 TiB.
+const MAX_WEIGHTS: u128 = 1 << 40;
+/// Cosines and sines of all positions: 8 GiB.
+const MAX_ANGLES: u128 = 1 << 31;
+
 /// Keys that change the math in other architectures; each must be absent, null, false or 0 here.
 const FOREIGN_KEYS: [&str; 15] = [
     "attention_bias",
@@ -95,7 +100,12 @@ impl Config {
     /// An unreadable file, a missing key, or a key whose value asks for math that is not built.
     pub fn load(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
-        let bytes = std::fs::read(&path).map_err(|source| ModelError::Read { path: path.clone(), source })?;
+        let bytes = std::fs::read(&path).map_err(|source| {
+            if dir.is_dir() && source.kind() == std::io::ErrorKind::NotFound {
+                return ModelError::NotAModel { path: dir.to_owned(), inside: model_folders(dir) };
+            }
+            ModelError::Read { path: path.clone(), source }
+        })?;
         let json = serde_json::from_slice(&bytes)
             .map_err(|source| ModelError::Json { path: path.clone(), source })?;
         Self::from_json(&path, json)
@@ -138,7 +148,32 @@ impl Config {
         if !config.head_dim.is_multiple_of(2) {
             return Err(reader.bad("head_dim", "an even number"));
         }
+        if let Some((key, most)) = config.beyond_reason() {
+            return Err(reader.bad(key, &format!("a model {most}")));
+        }
         Ok(config)
+    }
+
+    /// A size that no machine has the memory for: its key, and what is too much. Products of sizes that pass fit a
+    /// `usize`.
+    fn beyond_reason(&self) -> Option<(&'static str, String)> {
+        let [vocab, hidden, ffn, layers] =
+            [self.vocab_size, self.hidden_size, self.intermediate_size, self.num_hidden_layers]
+                .map(|size| size as u128);
+        let heads = (self.num_attention_heads + self.num_key_value_heads) as u128 * self.head_dim as u128;
+        let parts = [
+            (if vocab > hidden { "vocab_size" } else { "hidden_size" }, vocab * hidden),
+            (if ffn > hidden { "intermediate_size" } else { "hidden_size" }, 3 * ffn * hidden),
+            (if heads > hidden { "num_attention_heads" } else { "hidden_size" }, 2 * heads * hidden),
+            ("num_hidden_layers", layers * (3 * ffn + 2 * heads + 2) * hidden),
+        ];
+        if let Some((key, _)) = parts.into_iter().find(|(_, weights)| *weights > MAX_WEIGHTS) {
+            return Some((key, format!("of at most {MAX_WEIGHTS} weights")));
+        }
+        let angles = self.max_position_embeddings as u128 * self.head_dim as u128;
+        let key = "max_position_embeddings";
+        (angles > MAX_ANGLES)
+            .then(|| (key, format!("whose positions times head_dim are at most {MAX_ANGLES}")))
     }
 
     /// The whole `config.json`, unknown keys included, in the order it was read.
@@ -268,4 +303,19 @@ impl Reader<'_> {
         }
         Ok(())
     }
+}
+
+/// The model folders in `dir` and in its folders, which are those of a run's checkpoints.
+fn model_folders(dir: &Path) -> Vec<PathBuf> {
+    let folders_of = |dir: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+    };
+    let children = folders_of(dir);
+    let grandchildren: Vec<PathBuf> = children.iter().flat_map(|child| folders_of(child)).collect();
+    let mut found: Vec<PathBuf> =
+        children.into_iter().chain(grandchildren).filter(|path| path.join("config.json").is_file()).collect();
+    // step_2 comes before step_10.
+    found.sort_by_key(|path| (path.as_os_str().len(), path.clone()));
+    found
 }

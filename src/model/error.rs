@@ -7,6 +7,12 @@ use std::path::PathBuf;
 pub enum ModelError {
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },
+    #[error("{path} is no model folder: it has no config.json{}", within(.inside))]
+    NotAModel {
+        path: PathBuf,
+        /// Model folders inside of it, oldest checkpoint first.
+        inside: Vec<PathBuf>,
+    },
     #[error("cannot write {path}: {source}")]
     Write { path: PathBuf, source: std::io::Error },
     #[error("{path} is not valid JSON: {source}")]
@@ -31,6 +37,8 @@ pub enum ModelError {
     UnknownTensor { path: PathBuf, tensor: String },
     #[error("{path}: tensor `{tensor}` holds a value that is not finite at index {index}")]
     NotFinite { path: PathBuf, tensor: String, index: usize },
+    #[error("{what} take {} MiB, which this machine does not give; {remedy}", bytes >> 20)]
+    Memory { what: String, bytes: u128, remedy: String },
     #[error("{found} parameters given, the model has {expected}")]
     ParameterCount { found: usize, expected: usize },
     #[error("token id {token} is outside the vocabulary of {vocab_size}")]
@@ -49,4 +57,12 @@ pub enum ModelError {
     Position { slot: usize, held: usize, position: usize },
     #[error("slot {slot} is full: the cache holds {capacity} tokens per slot")]
     CacheFull { slot: usize, capacity: usize },
+}
+
+fn within(inside: &[PathBuf]) -> String {
+    let folders: Vec<String> = inside.iter().map(|folder| folder.display().to_string()).collect();
+    match folders.as_slice() {
+        [] => "; give a folder in Hugging Face form, such as a run's checkpoints/step_N".to_owned(),
+        folders => format!(". It holds these: {}", folders.join(", ")),
+    }
 }

@@ -104,6 +104,15 @@ impl Request {
         values.all(|value| value.as_ref() == Some(&first)).then_some(first)
     }
 
+    /// True if a sampling parameter is given for any prompt.
+    #[must_use]
+    pub fn has_sampling(&self, name: &str) -> bool {
+        sampling_of_each(&self.body).unwrap_or_default().iter().any(|raw| {
+            let members = json::members(raw, 0).unwrap_or_default();
+            json::find(raw, &members, name).is_some_and(|member| member.text(raw) != b"null")
+        })
+    }
+
     /// The body with members set and removed, and sampling parameters set and removed for every prompt. All other
     /// bytes stay.
     ///

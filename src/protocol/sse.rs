@@ -156,6 +156,10 @@ impl Parser {
                 return Some(self.dispatch(false));
             }
         }
+        if self.buffer.is_empty() {
+            // Its room would be kept for as long as the stream is open.
+            self.buffer = BytesMut::new();
+        }
         None
     }
 
@@ -225,12 +229,15 @@ impl Parser {
 }
 
 /// Reads blocks again that a parser gave, in their order.
-pub fn reread(blocks: &[Bytes]) -> impl Iterator<Item = Event> {
-    let mut parser = Parser::new();
-    blocks.iter().filter_map(move |block| {
-        parser.push(block);
-        parser.next_event().or_else(|| parser.finish())
-    })
+#[derive(Default)]
+pub struct Rereader(Parser);
+
+impl Rereader {
+    /// The event of the next block.
+    pub fn event(&mut self, block: &[u8]) -> Option<Event> {
+        self.0.push(block);
+        self.0.next_event().or_else(|| self.0.finish())
+    }
 }
 
 #[cfg(test)]

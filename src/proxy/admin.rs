@@ -46,7 +46,7 @@ impl Proxy {
     /// Serves the admin listener until [`Proxy::shutdown`].
     pub async fn serve_admin(&self, listener: TcpListener, token: &str) {
         let (closing, abort) = (self.inner.closing.clone(), self.inner.abort.clone());
-        server::serve(listener, self.admin_router(token), closing, abort).await;
+        server::serve(listener, self.admin_router(token), closing, abort, None).await;
     }
 
     /// Holds new calls back, with their connections kept alive, until [`Proxy::resume`].
@@ -74,9 +74,10 @@ impl Proxy {
 
 fn state(shared: &Shared) -> Json<Value> {
     let inner = &shared.inner;
-    let running = inner.options.max_in_flight.saturating_sub(inner.slots.available_permits());
+    let (running, waiting) = inner.gate.calls();
     Json(json!({
-        "is_paused": !inner.gate.is_open(), "policy_version": inner.gate.version(), "calls_in_flight": running,
+        "is_paused": !inner.gate.is_open(), "policy_version": inner.gate.version(),
+        "calls_in_flight": running, "calls_waiting": waiting,
         "calls_without_client": inner.left.get(),
     }))
 }

@@ -1,5 +1,6 @@
 //! A model call: from the request over its attempts upstream to the relay that answers it.
 
+mod found;
 mod native;
 
 use std::pin::Pin;
@@ -19,6 +20,7 @@ use tracing::Instrument as _;
 
 use super::body::read_body;
 use super::face::{self, Face, Incoming};
+use super::failures::Failed;
 use super::limits::{Places, Refused};
 use super::recorder::{Recorder, Wire};
 use super::rejoin::{self, Attendance};
@@ -26,7 +28,7 @@ use super::relay::Relay;
 use super::routes::Route;
 use super::session::Session;
 use super::stop::Stop;
-use super::{Inner, Shared, identify, probe, reply, retry, whole};
+use super::{Inner, Shared, failures, identify, reply, retry, whole};
 use crate::config::Relay as RelayChoice;
 use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
@@ -61,7 +63,8 @@ async fn handle(
         match serve(request, api, &shared, session, &uri, headers, body).await {
             Ok(response) => response,
             Err(error) => {
-                tracing::debug!(status = error.status, code = error.code, "a call was refused");
+                let failed = Failed { status: "refused", http_status: error.status, reason: error.code };
+                failures::tell(&shared.inner, Some(failed));
                 metrics::counter!("lego_proxy_refused_total", "code" => error.code).increment(1);
                 reply::error(api, &error)
             }
@@ -102,20 +105,19 @@ async fn serve(
     let tolerates_rewrites = inner.options.history_rewrite_tolerance || !route.is_policy();
     let index = session.admit(&incoming.request, &inner.options.volatile, tolerates_rewrites)?;
     let plan = route.plan(&session, index);
-    if identify::is_last(inner, &shared.door, &headers) {
-        inner.sessions.end(&session.spec.session_id);
-    }
     let (places, refused) = match admitted(inner, &route).await {
         Ok(places) => (places, None),
         Err(refused) => (Places::default(), Some(refused)),
     };
-    let attendance = Attendance::new(inner, &session, &incoming, conversation_id);
+    let abort = Stop::new(session.closed(), route.total_timeout);
+    let is_last = identify::is_last(inner, &shared.door, &headers);
+    let attendance = Attendance::new(inner, &session, &incoming, conversation_id, abort.clone(), is_last);
     let Incoming { body, request, face } = incoming;
     let call = Call {
         id,
         received,
         inner: Arc::clone(inner),
-        abort: Stop::new(session.closed(), route.total_timeout),
+        abort,
         route,
         attendance: Arc::clone(&attendance),
         session,
@@ -142,7 +144,7 @@ async fn admitted(inner: &Inner, route: &Route) -> Result<Places, Refused> {
     let of_route = route.limits.place().await?;
     let waiting = Arc::clone(&inner.slots).acquire_owned();
     match tokio::time::timeout(inner.options.admission_wait, waiting).await {
-        Ok(slot) => Ok(Places { _slot: slot.ok(), _of_route: of_route }),
+        Ok(slot) => Ok(Places { _slot: slot.ok(), _of_route: of_route, _running: Some(inner.gate.enter()) }),
         Err(_) => Err(Refused {
             message: format!(
                 "{} calls are in flight, the most that this proxy lets in; try again soon, or raise \
@@ -192,8 +194,8 @@ impl Call {
         } else {
             self.capabilities(&face).await
         };
-        let mut attempt =
-            Attempt { number: 1, first: None, is_plain: self.route.upstream.refuses_additions() };
+        let is_plain = self.route.upstream.refuses_additions(self.upstream_model());
+        let mut attempt = Attempt { number: 1, first: None, is_plain };
         loop {
             if attempt.number > 1 {
                 let turn = tokio::select! {
@@ -210,7 +212,7 @@ impl Call {
             if attempt.number == 1 {
                 self.inner.measures.added_to_request.record(self.received.elapsed());
             }
-            let mut sending = self.send(&face, recorder.prepared.body.clone());
+            let mut sending = self.send(&face, &recorder);
             let first = tokio::select! {
                 biased;
                 ended = self.abort.cancelled() => {
@@ -224,7 +226,7 @@ impl Call {
             };
             let Some((pause, is_plain)) = self.again(&attempt, &first, recorder.call_id) else {
                 if attempt.is_plain && first.as_ref().is_ok_and(|reply| reply.status.is_success()) {
-                    self.route.upstream.set_refuses_additions();
+                    self.route.upstream.set_refuses_additions(self.upstream_model());
                 }
                 return Ok(self.answer(recorder, face, first).await);
             };
@@ -248,37 +250,17 @@ impl Call {
         metrics::counter!("lego_proxy_refused_total", "code" => refused.code).increment(1);
         let capabilities = Capabilities::assumed(self.route.upstream.kind());
         let recorder = self.recorder(attempt, face, capabilities)?;
-        let error = ApiError::new(429, ErrorType::Server, refused.code, refused.message.clone());
-        let mut response = whole::fail(recorder, face, CallStatus::Aborted, &error).await;
+        let mut response = whole::fail(recorder, face, CallStatus::Aborted, &refused.error()).await;
         if response.status() == StatusCode::TOO_MANY_REQUESTS {
-            // Whole seconds, so that nobody comes back too early.
-            let seconds = refused.after.as_secs() + u64::from(refused.after.subsec_nanos() > 0);
-            response.headers_mut().insert(header::RETRY_AFTER, seconds.max(1).into());
+            response.headers_mut().insert(header::RETRY_AFTER, refused.retry_after());
         }
         Ok(response)
     }
 
-    /// What the upstream can give, found out by the first call that needs to know.
-    async fn capabilities(&self, face: &Face) -> Capabilities {
-        let inner = &self.inner;
-        let upstream = &self.route.upstream;
-        let assumed = Capabilities::assumed(upstream.kind());
-        if !inner.options.probes_upstream || face.upstream_api != ClientApi::OpenaiChat {
-            return assumed;
-        }
-        let model = self.route.upstream_model(&inner.options, &self.request.model);
-        let model = model.unwrap_or(&self.request.model);
-        let asked = tokio::select! {
-            biased;
-            _ = self.abort.cancelled() => return assumed,
-            asked = upstream.capabilities(model) => asked,
-        };
-        let (capabilities, probes) = asked;
-        if !probes.is_empty() {
-            let what = (upstream.kind(), ClientApi::OpenaiChat);
-            probe::record(inner, what, &self.session, model, probes).await;
-        }
-        capabilities
+    /// The upstream's name for the model.
+    fn upstream_model(&self) -> &str {
+        let asked = &self.request.model;
+        self.route.upstream_model(&self.inner.options, asked).unwrap_or(asked)
     }
 
     fn prepared(
@@ -336,28 +318,35 @@ impl Call {
         if attempt.is_plain {
             recorder.more_reasons.push("capture_refused_by_upstream".to_owned());
         }
+        // Where the parameters say so by themselves, so does the verdict.
+        if recorder.prepared.is_shaped && dialect::is_untruncated(&recorder.prepared.sampling_sent) {
+            recorder.more_reasons.push("sampling_unknown_or_truncated".to_owned());
+        }
         Ok(recorder)
     }
 
-    fn send(&self, face: &Face, body: Bytes) -> Sending {
-        let inner = Arc::clone(&self.inner);
-        let gate = self.route.is_policy().then_some(inner);
-        let upstream = Arc::clone(&self.route.upstream);
+    fn send(&self, face: &Face, recorder: &Recorder) -> Sending {
+        let (inner, session) = (Arc::clone(&self.inner), Arc::clone(&self.session));
+        let route = Arc::clone(&self.route);
+        let (body, version_at_start) =
+            (recorder.prepared.body.clone(), Arc::clone(&recorder.version_at_start));
         let headers = self.headers.clone();
         // What it says is said in the client's protocol.
         let query = self.uri.query().filter(|_| face.writer.is_none()).map(str::to_owned);
         let api = face.upstream_api;
         Box::pin(async move {
-            let route = match api {
+            let path = match api {
                 ClientApi::OpenaiCompletions => "/completions",
                 ClientApi::AnthropicMessages => "/messages",
                 ClientApi::SglangGenerate => upstream::NATIVE_ROUTE,
                 _ => "/chat/completions",
             };
-            if let Some(inner) = gate {
+            if route.is_policy() {
                 inner.gate.passed().await;
             }
-            upstream.send(Method::POST, route, query.as_deref(), &headers, body).await
+            // Behind the gate: the weights may have changed while the call waited at it.
+            let _ = version_at_start.set(route.version_now(&inner, &session));
+            route.upstream.send(Method::POST, path, query.as_deref(), &headers, body).await
         })
     }
 

@@ -6,6 +6,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
+use super::limits::Refused;
 use super::routes::Route;
 use super::stop::Stop;
 use super::{Inner, Shared, body, face, identify, reply, whole};
@@ -29,7 +30,26 @@ pub(super) async fn count_tokens(
             response.headers_mut().insert(header::CONTENT_TYPE, json);
             response
         }
-        Err(error) => reply::error(ClientApi::AnthropicMessages, &error),
+        Err(Failed::Api(error)) => reply::error(ClientApi::AnthropicMessages, &error),
+        Err(Failed::Refused(refused)) => {
+            metrics::counter!("lego_proxy_refused_total", "code" => refused.code).increment(1);
+            let mut response = reply::error(ClientApi::AnthropicMessages, &refused.error());
+            response.headers_mut().insert(header::RETRY_AFTER, refused.retry_after());
+            response
+        }
+    }
+}
+
+/// Why there is no count.
+enum Failed {
+    Api(ApiError),
+    /// By the route's limits.
+    Refused(Refused),
+}
+
+impl From<ApiError> for Failed {
+    fn from(error: ApiError) -> Self {
+        Self::Api(error)
     }
 }
 
@@ -38,7 +58,7 @@ async fn count(
     session: Option<&str>,
     headers: &HeaderMap,
     body: Body,
-) -> Result<Bytes, ApiError> {
+) -> Result<Bytes, Failed> {
     let inner = &shared.inner;
     let trainers = identify::trainers(inner, &shared.door, session, headers)?;
     let body = body::read_body(body, inner.options.max_body_bytes).await?;
@@ -53,12 +73,8 @@ async fn count(
     let asked = face::as_configured(inner, messages::count_request(told.as_ref().unwrap_or(&body))?)?;
     let told = ask(inner, &route, "/../tokenize", headers, of_model(asked, model)).await?;
     messages::count_reply(&told).map_err(|error| {
-        ApiError::new(
-            502,
-            ErrorType::Upstream,
-            "upstream_unreadable",
-            format!("the count of tokens: {error}"),
-        )
+        let message = format!("the count of tokens: {error}");
+        ApiError::new(502, ErrorType::Upstream, "upstream_unreadable", message).into()
     })
 }
 
@@ -79,7 +95,8 @@ async fn ask(
     path: &str,
     headers: &HeaderMap,
     body: Bytes,
-) -> Result<Bytes, ApiError> {
+) -> Result<Bytes, Failed> {
+    route.limits.turn().await.map_err(Failed::Refused)?;
     let upstream = &route.upstream;
     let sent = upstream.send(Method::POST, path, None, headers, body).await;
     let UpstreamReply { status, body, .. } = sent.map_err(|error| whole::no_reply(&error).1)?;
@@ -89,6 +106,6 @@ async fn ask(
     if status.is_success() {
         Ok(text)
     } else {
-        Err(whole::upstream_error(route, status.as_u16(), &upstream.without_key(text)))
+        Err(whole::upstream_error(route, status.as_u16(), &upstream.without_key(text)).into())
     }
 }

@@ -78,7 +78,10 @@ impl Incoming {
                 let read =
                     completions::Request::parse(body.clone()).map_err(|error| bad(error.to_string()))?;
                 let model = route.upstream_model(&inner.options, &read.model).unwrap_or(&read.model);
-                if speaks_native && !upstream.lacks_native() && sglang_request::is_expressible(&read, model) {
+                if speaks_native
+                    && upstream.known_native().is_none_or(|native| native.is_there)
+                    && sglang_request::is_expressible(&read, model)
+                {
                     native = Some(Box::new(CompletionsWriter::new(&read, names(told))));
                 }
                 Ok(Request::from_completions(&read))

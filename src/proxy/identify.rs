@@ -86,8 +86,9 @@ fn short<'a>(headers: &'a HeaderMap, names: &[&str]) -> Option<&'a str> {
 
 /// The harness's own id for the conversation; a sub-agent's has its own id behind a slash.
 pub(super) fn conversation_id(headers: &HeaderMap) -> Option<String> {
-    let conversation = short(headers, &CONVERSATION_HEADERS);
-    match (conversation, short(headers, &AGENT_HEADERS)) {
+    // A session's key may be given as its name: its secret must not be recorded.
+    let id = |names: &[&str]| short(headers, names).map(|name| named(name).0);
+    match (id(&CONVERSATION_HEADERS), id(&AGENT_HEADERS)) {
         (Some(conversation), Some(agent)) => Some(format!("{conversation}/{agent}")),
         (one, other) => one.or(other).map(str::to_owned),
     }

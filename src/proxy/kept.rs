@@ -1,9 +1,13 @@
 //! The upstream's reply as it came: for the record, and for a client that comes back for it.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use serde_json::value::RawValue;
 
-use crate::protocol::sse::{self, Event};
+use super::tape::{Place, Tape, Tapes, Turn};
+use crate::protocol::sse::{Event, Rereader};
+use crate::record::SinkError;
 
 /// What has come of a reply.
 #[derive(Default)]
@@ -11,84 +15,152 @@ pub(super) enum Kept {
     #[default]
     Nothing,
     /// The blocks of a stream.
-    Events(Vec<Bytes>),
+    Events(Tape),
     Body(Bytes),
+}
+
+/// How far a reply was read again.
+#[derive(Default)]
+pub(super) struct Again {
+    place: Place,
+    reader: Rereader,
 }
 
 impl Kept {
     /// Adds a block of a stream.
-    pub(super) fn push(&mut self, block: Bytes) {
-        match self {
-            Self::Events(blocks) => blocks.push(block),
-            kept => *kept = Self::Events(vec![block]),
+    pub(super) fn push(&mut self, tapes: &Arc<Tapes>, block: &[u8]) {
+        if !matches!(self, Self::Events(_)) {
+            *self = Self::Events(Tape::new(tapes));
+        }
+        if let Self::Events(tape) = self {
+            tape.push(block);
         }
     }
 
-    /// Lets go of a block that a later one says again. Others keep their places.
-    pub(super) fn forget(&mut self, block: usize) {
-        if let Self::Events(blocks) = self
-            && let Some(block) = blocks.get_mut(block)
-        {
-            *block = Bytes::from_static(b":\n\n");
+    /// Lets go of a block that a later one says again. It does not come back; others keep their numbers.
+    pub(super) fn supersede(&mut self, block: usize) {
+        if let Self::Events(tape) = self {
+            tape.supersede(block);
         }
     }
 
     /// Number of blocks.
     pub(super) const fn len(&self) -> usize {
         match self {
-            Self::Events(blocks) => blocks.len(),
+            Self::Events(tape) => tape.len(),
             _ => 0,
         }
     }
 
-    /// As one JSON value: the body, or the array of the events' data. `is_read`: each event was read as JSON, so the
-    /// array need not be looked at part by part.
-    pub(super) fn json(&self, is_read: bool) -> Option<Box<RawValue>> {
+    /// True if a part of it lies in a file.
+    pub(super) const fn is_spilled(&self) -> bool {
+        matches!(self, Self::Events(tape) if tape.is_spilled())
+    }
+
+    /// Moves what has come out of memory, if it is time to and may be. True if it did.
+    pub(super) async fn relieve(&mut self, may_spill: bool) -> Result<bool, SinkError> {
+        let Self::Events(tape) = self else {
+            return Ok(false);
+        };
+        let is_full = may_spill && tape.is_full();
+        let spilled = if is_full { tape.spill().await } else { Ok(()) };
+        tape.tell();
+        spilled.map(|()| is_full)
+    }
+
+    /// Waits for the turn to make records of it.
+    pub(super) async fn turn(&self) -> Turn {
         match self {
-            Self::Nothing => None,
-            Self::Body(body) => Some(raw(body)),
-            Self::Events(blocks) => {
-                let joined = is_read.then(|| joined(blocks)).flatten();
-                Some(joined.unwrap_or_else(|| each_as_json(blocks)))
+            Self::Events(tape) => tape.turn().await,
+            _ => Turn::default(),
+        }
+    }
+
+    /// Gives the next events of a stream again, each with the number of its block; false when there are no more.
+    pub(super) fn read(
+        &self,
+        again: &mut Again,
+        mut take: impl FnMut(usize, &Event),
+    ) -> Result<bool, SinkError> {
+        let Self::Events(tape) = self else {
+            return Ok(false);
+        };
+        let reader = &mut again.reader;
+        tape.read(&mut again.place, |number, block| {
+            if let Some(event) = reader.event(block) {
+                take(number, &event);
+            }
+        })
+    }
+
+    /// Gives all events of a stream again.
+    fn each(&self, mut take: impl FnMut(&Event)) -> Result<(), SinkError> {
+        let mut again = Again::default();
+        while self.read(&mut again, |_, event| take(event))? {}
+        Ok(())
+    }
+
+    /// As one JSON value: the body, or the array of the events' data. `is_read`: each event was read as JSON, so the
+    /// array need not be looked at part by part. `take` gets each event that is in it.
+    pub(super) fn json(
+        &self,
+        is_read: bool,
+        take: impl FnMut(&Event),
+    ) -> Result<Option<Box<RawValue>>, SinkError> {
+        match self {
+            Self::Nothing => Ok(None),
+            Self::Body(body) => Ok(Some(raw(body))),
+            Self::Events(tape) => {
+                let joined = self.joined(tape.bytes() + 2, take)?;
+                let joined = if is_read { String::from_utf8(joined).ok() } else { None };
+                match joined.and_then(|list| RawValue::from_string(list).ok()) {
+                    Some(json) => Ok(Some(json)),
+                    None => self.each_as_json().map(Some),
+                }
             }
         }
     }
-}
 
-/// The data of the blocks that tell something.
-fn told(blocks: &[Bytes]) -> impl Iterator<Item = Bytes> {
-    let events = sse::reread(blocks).filter(Event::has_data).map(|event| event.data());
-    events.filter(|data| data.as_ref() != b"[DONE]")
-}
-
-/// The array of them as they are, which is looked at once; `None` if it is no JSON.
-fn joined(blocks: &[Bytes]) -> Option<Box<RawValue>> {
-    let mut list = Vec::with_capacity(blocks.iter().map(Bytes::len).sum::<usize>() + 2);
-    list.push(b'[');
-    for data in told(blocks) {
-        if list.len() > 1 {
-            list.push(b',');
-        }
-        list.extend_from_slice(data.trim_ascii());
+    /// The array of the events' data as it is.
+    fn joined(&self, bytes: usize, mut take: impl FnMut(&Event)) -> Result<Vec<u8>, SinkError> {
+        let mut list = Vec::with_capacity(bytes);
+        list.push(b'[');
+        self.each(|event| {
+            let data = event.data();
+            if is_told(event, &data) {
+                if list.len() > 1 {
+                    list.push(b',');
+                }
+                list.extend_from_slice(data.trim_ascii());
+                take(event);
+            }
+        })?;
+        list.push(b']');
+        Ok(list)
     }
-    list.push(b']');
-    RawValue::from_string(String::from_utf8(list).ok()?).ok()
+
+    /// The array with what is no JSON as a string.
+    fn each_as_json(&self) -> Result<Box<RawValue>, SinkError> {
+        let mut list = String::from("[");
+        self.each(|event| {
+            let data = event.data();
+            if is_told(event, &data) {
+                if list.len() > 1 {
+                    list.push(',');
+                }
+                match serde_json::from_slice::<&RawValue>(&data) {
+                    Ok(json) => list.push_str(json.get()),
+                    Err(_) => list.push_str(&as_string(&data)),
+                }
+            }
+        })?;
+        list.push(']');
+        Ok(raw(list.as_bytes()))
+    }
 }
 
-/// The array with what is no JSON as a string.
-fn each_as_json(blocks: &[Bytes]) -> Box<RawValue> {
-    let mut list = String::from("[");
-    for data in told(blocks) {
-        if list.len() > 1 {
-            list.push(',');
-        }
-        match serde_json::from_slice::<&RawValue>(&data) {
-            Ok(json) => list.push_str(json.get()),
-            Err(_) => list.push_str(&as_string(&data)),
-        }
-    }
-    list.push(']');
-    raw(list.as_bytes())
+fn is_told(event: &Event, data: &[u8]) -> bool {
+    event.has_data() && data != b"[DONE]"
 }
 
 /// Bytes as JSON: as they are when they are JSON, else as a string.
@@ -106,21 +178,25 @@ mod tests {
     use super::*;
 
     fn kept(blocks: &[&'static str]) -> Kept {
-        let mut kept = Kept::default();
-        blocks.iter().for_each(|block| kept.push(Bytes::from_static(block.as_bytes())));
+        let (mut kept, tapes) = (Kept::default(), Tapes::new(None, 1));
+        blocks.iter().for_each(|block| kept.push(&tapes, block.as_bytes()));
         kept
+    }
+
+    fn read(kept: &Kept, is_read: bool) -> Option<Box<RawValue>> {
+        kept.json(is_read, |_| ()).expect("in memory")
     }
 
     #[test]
     fn a_stream_is_the_array_of_its_data_and_what_is_no_json_is_a_string() {
-        assert!(Kept::default().json(true).is_none());
+        assert!(read(&Kept::default(), true).is_none());
         let blocks =
             [": hello\n\n", "event: a\ndata: {\"a\" :\ndata: 1}\n\n", "data: oops\n\n", "data: [DONE]\n\n"];
         let odd = kept(&blocks);
         assert_eq!(odd.len(), 4);
-        assert_eq!(odd.json(false).expect("events").get(), "[{\"a\" :\n1},\"oops\"]");
+        assert_eq!(read(&odd, false).expect("events").get(), "[{\"a\" :\n1},\"oops\"]");
         assert_eq!(
-            Kept::Body(Bytes::from_static(b"\xff{")).json(false).expect("body").get(),
+            read(&Kept::Body(Bytes::from_static(b"\xff{")), false).expect("body").get(),
             "\"\u{fffd}{\""
         );
     }
@@ -129,14 +205,14 @@ mod tests {
     fn events_that_were_read_are_the_same_array() {
         let blocks = ["data:  {\"a\": [1 ,2]} \n\n", ":\n\n", "data: {}\n\n", "data: [DONE]\n\n"];
         for is_read in [true, false] {
-            let json = kept(&blocks).json(is_read).expect("events");
+            let json = read(&kept(&blocks), is_read).expect("events");
             assert_eq!(json.get(), "[{\"a\": [1 ,2]},{}]", "{is_read}");
         }
         // Numbers that JSON does not have are read all the same.
-        let json = kept(&["data: {\"a\":NaN}\n\n", "data: {}\n\n"]).json(true).expect("events");
+        let json = read(&kept(&["data: {\"a\":NaN}\n\n", "data: {}\n\n"]), true).expect("events");
         assert_eq!(json.get(), "[\"{\\\"a\\\":NaN}\",{}]");
         // One that nobody read may not become two.
-        let json = kept(&["data: 1,2\n\n"]).json(false).expect("events");
+        let json = read(&kept(&["data: 1,2\n\n"]), false).expect("events");
         assert_eq!(json.get(), "[\"1,2\"]");
     }
 }

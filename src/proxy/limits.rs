@@ -4,10 +4,13 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use http::HeaderValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use super::gate::Running;
 use super::routes::RouteOptions;
+use crate::protocol::error::{ApiError, ErrorType};
 
 /// What a call holds while it runs. A call that was refused has a record too, and holds nothing.
 #[derive(Default)]
@@ -16,6 +19,7 @@ pub(super) struct Places {
     pub(super) _slot: Option<OwnedSemaphorePermit>,
     /// One of its route's.
     pub(super) _of_route: Option<OwnedSemaphorePermit>,
+    pub(super) _running: Option<Running>,
 }
 
 /// A call that found no place in time.
@@ -25,6 +29,18 @@ pub(super) struct Refused {
     pub(super) code: &'static str,
     /// When it is worth trying again.
     pub(super) after: Duration,
+}
+
+impl Refused {
+    /// Whole seconds, so that nobody comes back too early.
+    pub(super) fn retry_after(&self) -> HeaderValue {
+        let seconds = self.after.as_secs() + u64::from(self.after.subsec_nanos() > 0);
+        seconds.max(1).into()
+    }
+
+    pub(super) fn error(&self) -> ApiError {
+        ApiError::new(429, ErrorType::Server, self.code, self.message.clone())
+    }
 }
 
 /// Limits of one route.

@@ -66,6 +66,24 @@ impl Default for Measures {
     }
 }
 
+/// What is counted of a record, which itself goes to the store.
+pub(super) struct Recorded {
+    status: CallStatus,
+    not_trainable_reasons: Vec<String>,
+    tokens: u64,
+}
+
+impl Recorded {
+    pub(super) fn of(call: &Call) -> Self {
+        let tokens = call.sampled_ids().map_or(0, <[u32]>::len);
+        Self {
+            status: call.status,
+            not_trainable_reasons: call.not_trainable_reasons.clone(),
+            tokens: u64::try_from(tokens).unwrap_or(u64::MAX),
+        }
+    }
+}
+
 impl Measures {
     /// A call ended after this time.
     pub(super) fn ended(&self, status: CallStatus, after: Duration) {
@@ -77,15 +95,14 @@ impl Measures {
     }
 
     /// A record became durable.
-    pub(super) fn recorded(&self, call: &Call) {
+    pub(super) fn recorded(&self, call: &Recorded) {
         if let Some(records) = self.records.get(&call.status) {
             records.increment(1);
         }
         for reason in &call.not_trainable_reasons {
             self.reasons.get(reason).unwrap_or(&self.other_reason).increment(1);
         }
-        let tokens = call.completion_token_ids.as_ref().map_or(0, Vec::len);
-        self.captured_tokens.increment(u64::try_from(tokens).unwrap_or(u64::MAX));
+        self.captured_tokens.increment(call.tokens);
     }
 
     /// A client's stream began. It is over when this is dropped.

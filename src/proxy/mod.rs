@@ -4,6 +4,7 @@
 //! ([`face`]: the client's protocol), finds the session ([`identify`]) and the upstream
 //! ([`routes`]: by the model's name), has the request edited (room `upstream`), sends
 //! it, again if need be ([`retry`]), and relays the reply: [`relay`] for a stream, [`whole`] for a body. [`recorder`] holds what is captured of a call and writes it, [`verdict`] says whether it can train.
+//! [`local_ids`] fills in ids that a reply does not carry, where that is asked for.
 //! [`rejoin`] has a call run on for a client that may come back.
 //!
 //! Invariants:
@@ -15,7 +16,8 @@
 //! - A call belongs to the session that its door, path or key names; headers choose one only stand-alone.
 //! - Nothing is read from the upstream ahead of what the client takes: a slow client slows its own call only. A call
 //!   whose client left is read on for its grace, and kept as its record keeps it.
-//! - A route's limits hold for what is sent to its upstream; its key goes to no other.
+//! - A client that takes nothing of its reply holds neither its call nor its session's end up ([`stall`]).
+//! - A route's limits hold for model calls and counts of tokens; its key goes to no other.
 //! - The upstream's key is in no reply, record, error or log line.
 
 mod admin;
@@ -24,11 +26,13 @@ mod call;
 mod columns;
 mod count;
 mod face;
+mod failures;
 mod gate;
 mod guard;
 mod identify;
 mod kept;
 mod limits;
+mod local_ids;
 mod lull;
 mod measures;
 mod models;
@@ -45,7 +49,10 @@ mod routes;
 mod server;
 mod session;
 mod sessions;
+mod stall;
 mod stop;
+mod store;
+mod tape;
 mod verdict;
 mod whole;
 
@@ -63,6 +70,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use crate::record::{CallSink, ClientApi, SessionId};
 use crate::upstream::Upstream;
 
+pub use local_ids::{LocalTokenizer, LocalTokenizers};
 pub use options::{Mode, ProxyOptions, RenderMetrics};
 pub use routes::RouteOptions;
 pub use server::{ListenError, listen};
@@ -134,10 +142,13 @@ struct Inner {
     sink: Arc<dyn CallSink>,
     routes: routes::Routes,
     sessions: Sessions,
+    /// Copies of replies whose calls have no record yet.
+    tapes: Arc<tape::Tapes>,
     responses: responses::Responses,
     gate: gate::Gate,
     left: rejoin::LeftCount,
     measures: measures::Measures,
+    failures: failures::Failures,
     /// Permits for calls in flight.
     slots: Arc<tokio::sync::Semaphore>,
     /// Calls that are running or not durable yet, and listeners.
@@ -169,12 +180,14 @@ impl Proxy {
         let slots = Arc::new(tokio::sync::Semaphore::new(options.max_in_flight));
         let inner = Inner {
             sink,
+            tapes: tape::Tapes::new(options.spill.clone(), options.capture_buffer_bytes),
             routes,
             sessions: Sessions::new(options.session_idle),
             left: rejoin::LeftCount::default(),
             responses: responses::Responses::default(),
             gate: gate::Gate::default(),
             measures: measures::Measures::default(),
+            failures: failures::Failures::default(),
             slots,
             running: tokio_util::task::TaskTracker::new(),
             closing: CancellationToken::new(),
@@ -233,7 +246,8 @@ impl Proxy {
         let found = self.inner.sessions.get(session);
         let session = found.ok_or_else(|| ProxyError::NoSuchSession(session.clone()))?;
         let closed = session.closed();
-        server::serve(listener, self.session_router(session), closed.clone(), closed).await;
+        let stall = self.inner.options.client_stall;
+        server::serve(listener, self.session_router(session), closed.clone(), closed, stall).await;
         Ok(())
     }
 
@@ -241,7 +255,7 @@ impl Proxy {
     pub async fn serve(&self, listener: TcpListener) {
         let (closing, abort) = (self.inner.closing.clone(), self.inner.abort.clone());
         tokio::select! {
-            () = server::serve(listener, self.router(), closing, abort) => {}
+            () = server::serve(listener, self.router(), closing, abort, self.inner.options.client_stall) => {}
             () = self.inner.sessions.keep_tidy() => {}
             () = lull::give_back(&self.inner.slots, self.inner.options.max_in_flight) => {}
         }

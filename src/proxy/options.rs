@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::local_ids::LocalTokenizer;
 use super::session::SessionSampling;
+use crate::capture::Spill;
 use crate::config::{self, VolatileAction, VolatileRole};
 use crate::protocol::volatile::{Pattern, Role, Rule, Rules};
 use crate::upstream::dialect::Wanted;
@@ -52,6 +54,10 @@ pub struct ProxyOptions {
     /// Most bytes of a reply held at once: what is taken from the upstream for one write to the client, and what is
     /// held back until a call is durable.
     pub stream_buffer_bytes: usize,
+    /// A longer copy of a reply goes to [`ProxyOptions::spill`] until its record is written.
+    pub capture_buffer_bytes: usize,
+    /// `None`: copies of replies stay in memory.
+    pub spill: Option<Spill>,
     /// Longest wait for usage and terminator before a call is committed without them.
     pub commit_wait: Duration,
     /// While the upstream is silent, a client gets a sign of life this often: a no-op event, or a space in front of a
@@ -67,6 +73,8 @@ pub struct ProxyOptions {
     /// Parts of prompts that change from call to call.
     pub volatile: Arc<Rules>,
     pub shutdown_grace: Duration,
+    /// Longest time that a client may take nothing of its reply.
+    pub client_stall: Option<Duration>,
     /// How long a call runs on whose client left before it could act on the reply.
     pub retry_grace: Duration,
     /// Stand-alone: a session that has been idle for longer is ended.
@@ -77,6 +85,8 @@ pub struct ProxyOptions {
     pub client_token: Option<String>,
     /// Variable that holds the upstream's key, for messages.
     pub upstream_key_env: Option<String>,
+    /// Fills in the ids of replies of the default upstream that carry none.
+    pub local_tokenizer: Option<Arc<LocalTokenizer>>,
     /// `None`: `/metrics` answers 404.
     pub render_metrics: Option<RenderMetrics>,
 }
@@ -94,6 +104,8 @@ impl ProxyOptions {
             replayed_reasoning: config.replayed_reasoning,
             history_rewrite_tolerance: config.history_rewrite_tolerance,
             stream_buffer_bytes: config.stream_buffer_size,
+            capture_buffer_bytes: config.capture_buffer_size,
+            spill: None,
             commit_wait: config.commit_wait(),
             keep_alive: config.keep_alive(),
             max_body_bytes: config.max_body_bytes,
@@ -107,12 +119,15 @@ impl ProxyOptions {
                 .then(|| Duration::from_secs(config.total_timeout_secs)),
             volatile: Arc::new(rules(&config.volatile)),
             shutdown_grace: Duration::from_millis(config.shutdown_grace_ms),
+            client_stall: (config.client_stall_timeout_secs > 0)
+                .then(|| Duration::from_secs(config.client_stall_timeout_secs)),
             retry_grace: Duration::from_millis(config.retry_grace_ms),
             session_idle: (config.session_idle_secs > 0)
                 .then(|| Duration::from_secs(config.session_idle_secs)),
             allowed_hosts: vec![config.listen_host.clone()],
             client_token,
             upstream_key_env: config.upstream_api_key_env.clone(),
+            local_tokenizer: None,
             render_metrics: None,
         }
     }

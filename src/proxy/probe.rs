@@ -12,16 +12,43 @@ use crate::record::{
     Call, CallId, CallKind, CallStatus, ClientApi, IdsSource, LogprobSemantics, SCHEMA_VERSION, Sampling,
     UpstreamKind, Usage, WeightSource,
 };
-use crate::upstream::ProbeExchange;
+use crate::upstream::{Capabilities, Native, ProbeExchange, Upstream};
+
+/// Finds out what an upstream can give, and stores what it was asked. Ends early with the proxy.
+pub(super) async fn run(
+    inner: Arc<Inner>,
+    upstream: Arc<Upstream>,
+    session: Arc<Session>,
+    model: String,
+) -> Capabilities {
+    let (capabilities, probes) = upstream.capabilities(&model, inner.abort.cancelled()).await;
+    record(&inner, (upstream.kind(), ClientApi::OpenaiChat), &session, &model, probes).await;
+    capabilities
+}
+
+/// The same of SGLang's native endpoint.
+pub(super) async fn run_native(
+    inner: Arc<Inner>,
+    upstream: Arc<Upstream>,
+    session: Arc<Session>,
+    model: String,
+) -> Native {
+    let (native, probes) = upstream.native(inner.abort.cancelled()).await;
+    record(&inner, (upstream.kind(), ClientApi::SglangGenerate), &session, &model, probes).await;
+    native
+}
 
 /// Stores the probes in the session of the call that needed them. They are lego's own: a trainer does not get them.
-pub(super) async fn record(
+async fn record(
     inner: &Arc<Inner>,
     (kind, api): (UpstreamKind, ClientApi),
     session: &Session,
     model: &str,
     probes: Vec<ProbeExchange>,
 ) {
+    if probes.is_empty() {
+        return;
+    }
     let calls = probes.into_iter().map(|probe| call((kind, api), session, model, probe)).collect();
     if let Err(error) = inner.sink.append(calls).await {
         tracing::error!(%error, "a probe could not be captured");
@@ -43,7 +70,7 @@ fn call(
     if let Err(error) = reply.body(&probe.reply) {
         tracing::debug!(%error, "the reply to a probe is none of its protocol");
     }
-    let mut reply = reply.so_far().clone();
+    let mut reply = reply.into_reply();
     let prompt_token_ids = reply.prompt_ids_of(0, 1).map(<[u32]>::to_vec);
     let choice = reply.choices.remove(&0).unwrap_or_default();
     let source = |has_ids: bool| if has_ids { IdsSource::Engine } else { IdsSource::Absent };

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
+
 use crate::protocol::chat::{self, Cut, CutError, CutReply, Fed, Reply, ReplyError, ReplyUsage};
 use crate::protocol::generate;
 use crate::protocol::messages::{Assembled, Assembler};
@@ -62,6 +64,43 @@ impl Received {
         }
     }
 
+    /// The reply.
+    pub(super) fn into_reply(self) -> Reply {
+        match self {
+            Self::Chat(reply) => reply,
+            Self::Messages(assembler) => assembler.into_reply(),
+            Self::Generate(reply, _) => reply.into_reply(),
+        }
+    }
+
+    /// Lets go of tokens and texts, which reading the same events again gives back.
+    pub(super) fn forget(&mut self) {
+        match self {
+            Self::Chat(reply) => reply.forget(),
+            Self::Messages(assembler) => assembler.forget(),
+            Self::Generate(reply, _) => reply.forget(),
+        }
+    }
+
+    /// True if each event says all that came before it.
+    pub(super) fn repeats_itself(&self) -> bool {
+        matches!(self, Self::Generate(reply, _) if reply.is_cumulative() == Some(true))
+    }
+
+    /// Whether a client may act on an event that could not be read here. Only one that shows that it finishes no choice
+    /// is none.
+    pub(super) fn may_finish(&self, data: &[u8]) -> bool {
+        let event = serde_json::from_slice::<Value>(data).unwrap_or_default();
+        let finishes = |reason: &Value| !matches!(reason.as_str(), Some("")) && !reason.is_null();
+        if let Self::Generate(..) = self {
+            return event["meta_info"]
+                .as_object()
+                .is_none_or(|meta| meta.get("finish_reason").is_some_and(finishes));
+        }
+        let choices = event["choices"].as_array();
+        choices.is_none_or(|choices| choices.iter().any(|choice| finishes(&choice["finish_reason"])))
+    }
+
     /// Adds a stream's event.
     pub(super) fn event(&mut self, name: &str, data: &[u8]) -> Result<Assembled, Unreadable> {
         let before = self.so_far().usage;
@@ -104,4 +143,38 @@ impl Received {
 /// A chat event in the terms of one of Messages: what finishes a choice is held.
 const fn chat_event(fed: Fed) -> Assembled {
     Assembled { fed, must_hold: fed.has_finish, is_end: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_chunk_that_shows_that_it_finishes_nothing_is_not_held() {
+        for (data, expected) in [
+            (r#"{"choices":[{"delta":{"content":7},"finish_reason":null}]}"#, false),
+            (r#"{"choices":[{"delta":{"content":7},"finish_reason":""},{}]}"#, false),
+            (r#"{"choices":[],"created":1.5}"#, false),
+            (r#"{"choices":[{"finish_reason":null},{"finish_reason":"stop"}]}"#, true),
+            (r#"{"choices":[{"finish_reason":{"type":"stop"}}]}"#, true),
+            (r#"{"choices":{"0":{"finish_reason":"stop"}}}"#, true),
+            (r#"{"type":"content_block_stop","index":"0"}"#, true),
+            (r#"{"choices":[{"finish_reason":"st"#, true),
+        ] {
+            let chat = Received::new(ClientApi::OpenaiChat, 1);
+            assert_eq!(chat.may_finish(data.as_bytes()), expected, "{data}");
+        }
+        for (data, expected) in [
+            (r#"{"text":7,"meta_info":{"finish_reason":null}}"#, false),
+            (r#"{"text":7,"meta_info":{}}"#, false),
+            (r#"{"text":7,"meta_info":{"finish_reason":{"type":"stop"}}}"#, true),
+            (r#"{"text":7}"#, true),
+            (r#"[{"text":7,"meta_info":{"finish_reason":null}}]"#, true),
+            (r#"{"choices":[]}"#, true),
+            (r#"{"text":"#, true),
+        ] {
+            let native = Received::new(ClientApi::SglangGenerate, 1);
+            assert_eq!(native.may_finish(data.as_bytes()), expected, "{data}");
+        }
+    }
 }

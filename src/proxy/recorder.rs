@@ -1,8 +1,13 @@
 //! What is captured of one call, and its way to the store. Dropped before its end, it records that too.
+//!
+//! Of a long reply the recorder keeps in memory what the relay asks for; the rest is read again from its copy
+//! ([`super::tape`]) when a record is made.
 
 mod prompts;
+mod records;
 
 use std::collections::BTreeSet;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -10,24 +15,28 @@ use bytes::Bytes;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument as _;
 
-use super::columns::tool_calls;
-use super::kept::{self, Kept};
+use super::failures::Failed;
+use super::gate::VersionAtStart;
+use super::kept::Kept;
 use super::limits::Places;
 use super::received::{Received, Unreadable};
 use super::rejoin::Attendance;
 use super::routes::Route;
 use super::session::Session;
-use super::{Inner, verdict};
+use super::tape::Turn;
+use super::{Inner, failures, store};
 use crate::protocol::chat::{Choice, CutError, CutReply, Reply, Request};
 use crate::protocol::messages::Assembled;
-use crate::record::{
-    Call, CallId, CallKind, CallStatus, ClientApi, SCHEMA_VERSION, SinkError, Usage, WeightSource, WeightSpan,
-};
-use crate::upstream;
-use crate::upstream::dialect::{self, Prepared};
+use crate::record::{Call, CallId, CallKind, CallStatus, ClientApi, SinkError};
+use crate::upstream::dialect::Prepared;
+
+pub(super) use records::Records;
 
 /// One call from its admission until it is durable.
-pub(super) struct Recorder {
+pub(super) struct Recorder(Option<Box<Open>>);
+
+/// What a recorder holds until it is dropped.
+pub(super) struct Open {
     inner: Arc<Inner>,
     session: Arc<Session>,
     pub(super) attendance: Arc<Attendance>,
@@ -55,11 +64,12 @@ pub(super) struct Recorder {
     received: Instant,
     received_at: i64,
     ttft_us: Option<u64>,
-    version_at_start: Option<String>,
+    pub(super) version_at_start: VersionAtStart,
     pub(super) kept: Kept,
     unreadable: Option<String>,
     committed: BTreeSet<u16>,
     is_done: bool,
+    has_succeeded: bool,
     /// When the last event of the upstream's stream came.
     last_event: Option<Instant>,
     /// That of the request.
@@ -87,7 +97,7 @@ impl Recorder {
         let (inner, session) = (Arc::clone(&attendance.inner), Arc::clone(&attendance.session));
         inner.measures.in_flight.increment(1.0);
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self {
+        let open = Open {
             tokens,
             _slot: slot,
             call_id: CallId::now(),
@@ -106,20 +116,38 @@ impl Recorder {
             received: Instant::now(),
             received_at: i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX),
             ttft_us: None,
-            version_at_start: wire.route.version_now(&inner, &session),
+            version_at_start: VersionAtStart::default(),
             kept: Kept::default(),
             unreadable: None,
             committed: BTreeSet::new(),
             is_done: false,
+            has_succeeded: false,
             wire,
             last_event: None,
             span: tracing::Span::current(),
             inner,
             session,
             attendance,
-        }
+        };
+        Self(Some(Box::new(open)))
     }
+}
 
+impl Deref for Recorder {
+    type Target = Open;
+
+    fn deref(&self) -> &Open {
+        self.0.as_ref().expect("it is taken when it is dropped")
+    }
+}
+
+impl DerefMut for Recorder {
+    fn deref_mut(&mut self) -> &mut Open {
+        self.0.as_mut().expect("it is taken when it is dropped")
+    }
+}
+
+impl Open {
     /// Where the call goes.
     pub(super) const fn route(&self) -> &Arc<Route> {
         &self.wire.route
@@ -137,10 +165,16 @@ impl Recorder {
             Some(last) => self.inner.measures.inter_token.record(now - last),
             None => self.inner.measures.ttft.record(now - self.received),
         }
+        self.first_byte();
         let read = self.reply.event(name, data);
-        let read = self.read(read);
-        if let Some(block) = self.reply.superseded(self.kept.len().saturating_sub(1)) {
-            self.kept.forget(block);
+        let may_finish = read.is_err() && self.reply.may_finish(data);
+        let mut read = self.read(read);
+        read.must_hold |= may_finish;
+        // What could not be read was compared with what came before it.
+        if self.unreadable.is_none()
+            && let Some(block) = self.reply.superseded(self.kept.len().saturating_sub(1))
+        {
+            self.kept.supersede(block);
         }
         read
     }
@@ -150,8 +184,27 @@ impl Recorder {
         self.reply.cut(text, &self.prepared.cut)
     }
 
+    /// Keeps a block of a stream.
+    pub(super) fn keep(&mut self, block: &Bytes) {
+        self.kept.push(&self.inner.tapes, block);
+    }
+
+    /// Moves what has come of a long reply out of memory, if it is time to.
+    ///
+    /// # Errors
+    /// It cannot be written. Nothing of it is lost.
+    pub(super) async fn relieve(&mut self) -> Result<(), SinkError> {
+        // The next events take the place of all that there is: a file would be written for nothing.
+        let may_spill = self.unreadable.is_some() || !self.reply.repeats_itself();
+        if self.kept.relieve(may_spill).await? {
+            self.reply.forget();
+        }
+        Ok(())
+    }
+
     /// Reads a copy of a whole body.
     pub(super) fn body(&mut self, body: &Bytes) {
+        self.first_byte();
         self.kept = Kept::Body(body.clone());
         let read = self.reply.body(body);
         self.read(read);
@@ -159,6 +212,7 @@ impl Recorder {
 
     /// Keeps an error's body without reading it as a reply.
     pub(super) fn error_body(&mut self, body: &Bytes) {
+        self.first_byte();
         self.kept = Kept::Body(body.clone());
     }
 
@@ -167,7 +221,7 @@ impl Recorder {
         self.unreadable.get_or_insert(why);
     }
 
-    /// The first byte of the reply goes to the client.
+    /// The upstream said something. A client may get it later: the record is made before what it may act on leaves.
     pub(super) fn first_byte(&mut self) {
         self.ttft_us.get_or_insert_with(|| micros(self.received));
     }
@@ -204,31 +258,48 @@ impl Recorder {
         status: CallStatus,
         error: Option<String>,
     ) -> Result<(), SinkError> {
-        let calls = self.take_all(status, error);
-        self.store(calls, status).await
+        let turn = self.kept.turn().await;
+        let records = turn.run(|| self.take_all(status, error));
+        self.store(records, status, turn).await?;
+        self.has_succeeded = status == CallStatus::Ok;
+        Ok(())
+    }
+
+    /// The client has what it may act on, or nobody comes back for it.
+    pub(super) fn given(&self) {
+        if self.has_succeeded {
+            self.attendance.succeeded();
+        }
     }
 
     /// Stores the choices that have their finish reason, while others go on.
     pub(super) async fn commit_finished(&mut self) -> Result<(), SinkError> {
         let finished = |(index, choice): (&u16, &Choice)| choice.finish_reason.is_some().then_some(*index);
         let finished: Vec<u16> = self.reply().choices.iter().filter_map(finished).collect();
-        let calls = self.calls(&finished, CallStatus::Ok, None);
-        self.store(calls, CallStatus::Ok).await
+        let turn = self.kept.turn().await;
+        let records = turn.run(|| self.calls(&finished, CallStatus::Ok, None));
+        self.store(records, CallStatus::Ok, turn).await
     }
 
     /// Keeps what is known so far, before the client may act on a part of it. Returns when it is durable.
     pub(super) async fn draft(&self) -> Result<(), SinkError> {
         let why = "lego ended while this call ran; its client may have acted on this part of the reply";
-        let calls = self.records(&self.open_choices(), CallStatus::Aborted, Some(why.to_owned()));
+        let turn = self.kept.turn().await;
+        let records =
+            turn.run(|| self.records(&self.open_choices(), CallStatus::Aborted, Some(why.to_owned())))?;
         let inner = Arc::clone(&self.inner);
-        match tokio::spawn(async move { inner.sink.draft(calls).await }).await {
+        let draft = async move {
+            let _turn = turn;
+            inner.sink.draft(records.calls).await
+        };
+        match tokio::spawn(draft).await {
             Ok(result) => result,
             Err(error) => Err(SinkError::Io { place: "the capture".to_owned(), reason: error.to_string() }),
         }
     }
 
     /// Builds what is left and closes the recorder.
-    fn take_all(&mut self, status: CallStatus, error: Option<String>) -> Vec<Call> {
+    fn take_all(&mut self, status: CallStatus, error: Option<String>) -> Result<Records, SinkError> {
         self.is_done = true;
         let choices = self.open_choices();
         let after = self.received.elapsed();
@@ -239,21 +310,32 @@ impl Recorder {
         }
         self.span.in_scope(|| {
             let (call_id, attempt, http_status) = (self.call_id, self.attempt, self.http_status);
-            let (status, ms) = (status.as_str(), after.as_millis() as u64);
-            tracing::debug!(%call_id, attempt, status, http_status, ms, "a call ended");
+            let (ended, ms) = (status.as_str(), after.as_millis() as u64);
+            tracing::debug!(%call_id, attempt, status = ended, http_status, ms, "a call ended");
+            if !self.is_retried {
+                // The words of an upstream may be those of the request.
+                let is_foreign = self.reply().error.is_some() || matches!(self.kept, Kept::Body(_));
+                failures::tell(&self.inner, Failed::of(status, http_status, error.as_deref(), is_foreign));
+            }
         });
         self.calls(&choices, status, error)
     }
 
     /// Appends in a task of its own, so that it goes on if the client leaves meanwhile.
-    async fn store(&self, calls: Vec<Call>, status: CallStatus) -> Result<(), SinkError> {
-        if calls.is_empty() {
+    async fn store(
+        &self,
+        records: Result<Records, SinkError>,
+        status: CallStatus,
+        turn: Turn,
+    ) -> Result<(), SinkError> {
+        let records = records.inspect_err(|error| store::lost(&self.inner, &self.session, error))?;
+        if records.calls.is_empty() {
             return Ok(());
         }
-        let failure = self.failure(status, &calls);
-        let append =
-            append(Arc::clone(&self.inner), Arc::clone(&self.session), self.tokens.clone(), calls, failure)
-                .instrument(self.span.clone());
+        let failure = self.failure(status, &records.calls);
+        let (inner, session) = (Arc::clone(&self.inner), Arc::clone(&self.session));
+        let append = store::append(inner, session, self.tokens.clone(), records, failure, turn)
+            .instrument(self.span.clone());
         match tokio::spawn(append).await {
             Ok(result) => result,
             Err(error) => Err(SinkError::Io { place: "the capture".to_owned(), reason: error.to_string() }),
@@ -291,131 +373,27 @@ impl Recorder {
     }
 
     /// Records of these choices, which count as stored from now on.
-    fn calls(&mut self, choices: &[u16], status: CallStatus, error: Option<String>) -> Vec<Call> {
+    fn calls(
+        &mut self,
+        choices: &[u16],
+        status: CallStatus,
+        error: Option<String>,
+    ) -> Result<Records, SinkError> {
         let new: Vec<u16> = choices.iter().copied().filter(|index| self.committed.insert(*index)).collect();
         self.records(&new, status, error)
-    }
-
-    fn records(&self, choices: &[u16], status: CallStatus, error: Option<String>) -> Vec<Call> {
-        let sampled: usize =
-            self.reply().choices.values().filter_map(|choice| choice.token_ids.as_ref()).map(Vec::len).sum();
-        let mut response = self.kept.json(self.unreadable.is_none());
-        // An upstream's error may quote the key that it was sent.
-        if self.reply().error.is_some() {
-            response = response.map(|json| kept::raw(&self.without_key(json.get())));
-        }
-        let missing = Choice::default();
-        let prompts = self.prompt_tokens();
-        let record = |&index: &u16| {
-            let choice = self.reply().choices.get(&index).unwrap_or(&missing);
-            // One that had its finish reason before the others broke off is whole.
-            let is_cut = matches!(status, CallStatus::Truncated | CallStatus::Timeout);
-            let (status, error) = match choice.finish_reason {
-                Some(_) if is_cut => (CallStatus::Ok, None),
-                _ => (status, error.clone()),
-            };
-            let mut call = self.call(index, choice, status, error);
-            call.response = response.clone();
-            let constrained = self.request.is_constrained;
-            call.not_trainable_reasons = verdict::reasons(&call, sampled as u64, prompts, constrained);
-            call.not_trainable_reasons.extend(self.more_reasons.iter().cloned());
-            call.trainable = call.not_trainable_reasons.is_empty();
-            call
-        };
-        choices.iter().map(record).collect()
-    }
-
-    fn call(&self, index: u16, choice: &Choice, status: CallStatus, error: Option<String>) -> Call {
-        let spec = &self.session.spec;
-        let upstream = &self.wire.route.upstream;
-        let kind = upstream.kind();
-        let (prompt_ids, prompt_ids_source) = self.prompt_ids(index);
-        let told = dialect::told_weights(self.reply(), choice);
-        let (weight_spans, weight_source) = told.unwrap_or_else(|| self.weights(choice));
-        let routing = {
-            let hint = upstream.routing_hint();
-            upstream::routing::captured(kind, hint, &self.request, prompt_ids, choice)
-        };
-        let upstream_request =
-            (self.prepared.body != self.wire.client_body).then(|| kept::raw(&self.prepared.body));
-        Call {
-            schema_version: SCHEMA_VERSION,
-            call_id: self.call_id,
-            choice_index: index,
-            session_id: spec.session_id.clone(),
-            trial_id: spec.trial_id.clone(),
-            task_id: spec.task_id.clone(),
-            parent_call_id: None,
-            attempt: self.attempt,
-            retry_of: self.retry_of,
-            rejoined: self.attendance.times_rejoined(),
-            kind: self.kind,
-            harness: spec.harness.clone().or_else(|| self.client_name.clone()),
-            harness_version: self.client_version.clone(),
-            harness_conversation_id: self.conversation_id.clone(),
-            http_status: self.http_status,
-            tokenizer_sha256: None,
-            template_sha256: None,
-            client_api: self.wire.client_api,
-            client_stream: self.request.is_stream,
-            upstream_kind: kind,
-            upstream_api: self.wire.upstream_api,
-            model_requested: self.request.model.clone(),
-            model_served: self.reply().model.clone(),
-            received_at: self.received_at,
-            ttft_us: self.ttft_us,
-            duration_us: micros(self.received),
-            client_request: Some(kept::raw(&self.wire.client_body)),
-            upstream_request,
-            response: None,
-            prompt_ids_source,
-            prompt_token_ids: prompt_ids.map(<[u32]>::to_vec),
-            completion_token_ids: choice.token_ids.clone(),
-            completion_ids_source: dialect::completion_ids_source(choice),
-            completion_logprobs: choice.logprobs.clone(),
-            logprob_semantics: self.prepared.logprob_semantics,
-            sampling_requested: self.prepared.sampling_requested.clone(),
-            sampling_sent: self.prepared.sampling_sent.clone(),
-            weight_spans,
-            weight_source,
-            routing: routing.routing,
-            text: self.reply().choices.contains_key(&index).then(|| choice.text.clone()),
-            tool_calls: (!choice.tool_calls.is_empty()).then(|| tool_calls(choice)),
-            finish_reason: choice.finish_reason.clone(),
-            usage: self.reply().usage.map(|usage| Usage {
-                prompt_tokens: usage.prompt_tokens,
-                completion_tokens: usage.completion_tokens,
-                cached_tokens: usage.cached_tokens,
-                reasoning_tokens: usage.reasoning_tokens,
-            }),
-            status,
-            error,
-            trainable: false,
-            not_trainable_reasons: routing.reason.map(str::to_owned).into_iter().collect(),
-        }
-    }
-
-    /// Which weights sampled, where the reply does not say: lego's clock does if it stood still during the call.
-    fn weights(&self, choice: &Choice) -> (Option<Vec<WeightSpan>>, WeightSource) {
-        let now = self.wire.route.version_now(&self.inner, &self.session);
-        match (&self.version_at_start, now, &choice.token_ids) {
-            (Some(start), Some(end), Some(ids)) if *start == end => {
-                let end = u32::try_from(ids.len()).unwrap_or(u32::MAX);
-                let span = WeightSpan { version: start.clone(), start: 0, end };
-                (Some(vec![span]), WeightSource::LegoClock)
-            }
-            _ => (None, WeightSource::Unknown),
-        }
     }
 
     /// How a call ends that was dropped, and what to say about it.
     fn dropped(&self) -> (CallStatus, String) {
         let is_closed = self.session.closed().is_cancelled();
+        let left = "the client went away before the end of the reply";
         if !self.attendance.is_away() {
-            return if is_closed {
-                (CallStatus::Aborted, "the session was closed while the call ran".to_owned())
-            } else {
-                (CallStatus::ClientDisconnect, "the client went away before the end of the reply".to_owned())
+            return match self.attendance.stop.now() {
+                _ if is_closed => {
+                    (CallStatus::Aborted, "the session was closed while the call ran".to_owned())
+                }
+                Some(ended) => (ended.status, ended.error.message),
+                None => (CallStatus::ClientDisconnect, left.to_owned()),
             };
         }
         let grace = self.inner.options.retry_grace;
@@ -428,54 +406,28 @@ impl Recorder {
         } else {
             format!("the upstream call ran on for {grace:?} (proxy.retry_grace_ms), then it was cancelled")
         };
-        (CallStatus::ClientDisconnect, format!("the client went away before the end of the reply; {how}"))
+        (CallStatus::ClientDisconnect, format!("{left}; {how}"))
     }
 }
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        if self.is_done {
+        let Some(mut open) = self.0.take() else {
             return;
+        };
+        if open.is_done {
+            return open.given();
         }
-        let (status, why) = self.dropped();
-        let calls = self.take_all(status, Some(why));
-        let inner = Arc::clone(&self.inner);
-        let work = append(inner, Arc::clone(&self.session), self.tokens.clone(), calls, None)
-            .instrument(self.span.clone());
+        let (status, why) = open.dropped();
+        let call_id = open.call_id;
         match tokio::runtime::Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn(work)),
-            Err(_) => {
-                tracing::error!(call_id = %self.call_id, "no runtime to record a dropped call in")
-            }
+            // What fails is told on the way to the store.
+            Ok(runtime) => drop(runtime.spawn(async move {
+                let _ = open.commit(status, Some(why)).await;
+            })),
+            Err(_) => tracing::error!(%call_id, "no runtime to record a dropped call in"),
         }
     }
-}
-
-/// Appends calls, then tells the session. The tokens are held until then.
-async fn append(
-    inner: Arc<Inner>,
-    session: Arc<Session>,
-    tokens: (TaskTrackerToken, TaskTrackerToken),
-    calls: Vec<Call>,
-    failure: Option<String>,
-) -> Result<(), SinkError> {
-    let kept: Vec<Arc<Call>> = calls.iter().cloned().map(Arc::new).collect();
-    let ended = Instant::now();
-    let result = inner.sink.append(calls).await;
-    match &result {
-        Ok(()) => {
-            inner.measures.capture_lag.record(ended.elapsed());
-            kept.iter().for_each(|call| inner.measures.recorded(call));
-            session.keep(kept, failure);
-        }
-        Err(error) => {
-            inner.measures.capture_failures.increment(1);
-            tracing::error!(%error, "a call could not be captured");
-            session.keep(Vec::new(), Some(format!("capture: {error}")));
-        }
-    }
-    drop(tokens);
-    result
 }
 
 fn micros(since: Instant) -> u64 {

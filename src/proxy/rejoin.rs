@@ -30,6 +30,7 @@ use tokio::sync::oneshot;
 
 use super::face::{Face, Incoming};
 use super::session::Session;
+use super::stop::Stop;
 use super::{Inner, reply};
 use crate::protocol::error::ApiError;
 use crate::record::{CallId, ClientApi};
@@ -53,6 +54,10 @@ pub(super) struct Attendance {
     /// The request as lego reads it.
     body: Bytes,
     pub(super) conversation_id: Option<String>,
+    /// What ends the call.
+    pub(super) stop: Stop,
+    /// With its success its session ends; its client said so.
+    is_last: AtomicBool,
     is_away: AtomicBool,
     is_final: AtomicBool,
     has_returned: AtomicBool,
@@ -67,6 +72,8 @@ impl Attendance {
         session: &Arc<Session>,
         incoming: &Incoming,
         conversation_id: Option<String>,
+        stop: Stop,
+        is_last: bool,
     ) -> Arc<Self> {
         Arc::new(Self {
             inner: Arc::clone(inner),
@@ -75,6 +82,8 @@ impl Attendance {
             upstream_api: incoming.face.upstream_api,
             body: incoming.request.body().clone(),
             conversation_id,
+            stop,
+            is_last: AtomicBool::new(is_last),
             is_away: AtomicBool::new(false),
             is_final: AtomicBool::new(inner.options.retry_grace.is_zero()),
             has_returned: AtomicBool::new(false),
@@ -96,6 +105,13 @@ impl Attendance {
     /// Nobody may join from here on: the client is being given what it may act on, or the call failed.
     pub(super) fn close(&self) {
         self.is_final.store(true, Ordering::Release);
+    }
+
+    /// The call's success is durable, and its client has it or does not come back for it.
+    pub(super) fn succeeded(&self) {
+        if self.is_last.swap(false, Ordering::AcqRel) {
+            self.inner.sessions.end(&self.session.spec.session_id);
+        }
     }
 
     /// How often a client came back for the reply.
@@ -252,10 +268,13 @@ pub(super) fn begun(
 
 fn response(attendance: Arc<Attendance>, call_id: CallId, headers: HeaderMap, pieces: Pieces) -> Response {
     let kept = if attendance.is_final() { HeaderMap::new() } else { headers.clone() };
+    let stop = attendance.stop.clone();
     let mut held = Held { attendance, work: Some(Work::Body(call_id, kept, pieces)) };
     let pieces = futures_util::stream::poll_fn(move |context| held.poll_piece(context));
     let mut response = Response::new(Body::from_stream(pieces));
     *response.headers_mut() = headers;
+    // For the connection: see `stall`.
+    response.extensions_mut().insert(stop);
     reply::with_call_id(response, call_id)
 }
 

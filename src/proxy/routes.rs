@@ -13,6 +13,7 @@ use axum::Router;
 
 use super::Inner;
 use super::limits::Limits;
+use super::local_ids::{LocalTokenizer, LocalTokenizers};
 use super::options::{Mode, ProxyOptions, Retries};
 use super::session::{Session, SessionSampling};
 use crate::config::{self, Config, RouteKind};
@@ -44,6 +45,8 @@ pub struct RouteOptions {
     pub total_timeout: Option<Option<Duration>>,
     /// Variable that holds the upstream's key, for messages.
     pub upstream_key_env: Option<String>,
+    /// Fills in the ids of replies that carry none.
+    pub local_tokenizer: Option<Arc<LocalTokenizer>>,
 }
 
 impl RouteOptions {
@@ -66,11 +69,12 @@ impl RouteOptions {
             max_retries: None,
             total_timeout: None,
             upstream_key_env: None,
+            local_tokenizer: None,
         }
     }
 
     /// The routes that a configuration has. `shared` is the upstream of `proxy`, for routes without one of their own;
-    /// `engines` are the embedded engines, by the folder of their model.
+    /// `engines` are the embedded engines, by the folder of their model; `tokenizers` those that were loaded.
     ///
     /// # Errors
     /// [`ConnectError`] names the key of a server that cannot be used.
@@ -78,6 +82,7 @@ impl RouteOptions {
         config: &Config,
         shared: Option<&Arc<Upstream>>,
         engines: &BTreeMap<PathBuf, Router>,
+        tokenizers: &LocalTokenizers,
     ) -> Result<Vec<Self>, ConnectError> {
         let proxy = &config.proxy;
         let mut routes = Vec::new();
@@ -109,6 +114,9 @@ impl RouteOptions {
                 max_retries: route.max_retries,
                 total_timeout: route.total_timeout_secs.map(|secs| (secs > 0).then(|| seconds(secs))),
                 upstream_key_env: server.api_key_env,
+                local_tokenizer: route
+                    .local_tokenizer(name, proxy)
+                    .and_then(|(_, folder)| tokenizers.get(folder)),
                 ..Self::new(name.clone(), upstream)
             });
         }
@@ -137,6 +145,7 @@ pub(super) struct Route {
     pub(super) upstream_key_env: Option<String>,
     /// The key of the configuration that names the key's variable.
     pub(super) key_of_key: String,
+    pub(super) local_tokenizer: Option<Arc<LocalTokenizer>>,
 }
 
 impl Route {
@@ -155,6 +164,7 @@ impl Route {
             kind: route.kind,
             sampling: route.sampling,
             upstream_key_env: route.upstream_key_env,
+            local_tokenizer: route.local_tokenizer,
         }
     }
 
@@ -191,7 +201,7 @@ impl Route {
     /// How a session's call with this index is sampled.
     pub(super) fn plan(&self, session: &Session, index: u64) -> SamplingPlan {
         match self.sampling {
-            Some(sampling) => sampling.plan(index),
+            Some(sampling) => sampling.of_session(&session.spec.session_id).plan(index),
             None if self.is_policy() => session.plan(index),
             None => SamplingPlan::PassThrough,
         }
@@ -216,7 +226,11 @@ impl Routes {
     ) -> Self {
         let default = default.map(|upstream| {
             let key_env = options.upstream_key_env.clone();
-            let route = RouteOptions { upstream_key_env: key_env, ..RouteOptions::new("default", upstream) };
+            let route = RouteOptions {
+                upstream_key_env: key_env,
+                local_tokenizer: options.local_tokenizer.clone(),
+                ..RouteOptions::new("default", upstream)
+            };
             Arc::new(Route::new(options, None, route))
         });
         let (mut by_model, mut models) = (HashMap::new(), Vec::new());

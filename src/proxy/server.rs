@@ -3,21 +3,29 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use axum::Router;
+use http::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+use super::stall::{Link, Noted, Patience, Watch};
 
 /// Connections that may wait to be accepted: with the usual 128, a burst of new clients waits a second for TCP's
 /// retries.
 const BACKLOG: u32 = 4096;
 /// A client that has not sent a request's head after this time loses its connection.
 const HEAD_LIMIT: Duration = Duration::from_secs(60);
+/// Bytes of a reply that a connection takes ahead of its client, and of a request's head. By itself hyper takes 400 kB.
+const BUFFER_BYTES: usize = 32 << 10;
 /// Connections get this long to send what is on its way after their calls were ended.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 
@@ -68,13 +76,16 @@ pub async fn listen(host: &str, port: u16, has_client_token: bool) -> Result<Tcp
     })
 }
 
-/// Serves a listener until `stop`, then lets its connections finish; soon after `abort` they are closed.
+/// Serves a listener until `stop`, then lets its connections finish; soon after `abort` they are closed. Before that a
+/// connection is closed whose client takes nothing for longer than `stall`.
 pub(super) async fn serve(
     listener: TcpListener,
     router: Router,
     stop: CancellationToken,
     abort: CancellationToken,
+    stall: Option<Duration>,
 ) {
+    let patience = Patience { longest: stall, after_stop: DRAIN_LIMIT };
     let mut connections = JoinSet::new();
     let ending = Ending::default();
     loop {
@@ -82,7 +93,7 @@ pub(super) async fn serve(
             biased;
             () = stop.cancelled() => break,
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => drop(connections.spawn(connection(stream, router.clone(), ending.clone()))),
+                Ok((stream, _)) => drop(connections.spawn(connection(stream, router.clone(), ending.clone(), patience))),
                 Err(error) => {
                     // Too many open files, mostly: they are closed as calls end.
                     tracing::warn!(%error, "a connection could not be accepted");
@@ -121,16 +132,20 @@ impl Ending {
     }
 }
 
-async fn connection(stream: TcpStream, router: Router, ending: Ending) {
+async fn connection(stream: TcpStream, router: Router, ending: Ending, patience: Patience) {
     // Without it a token waits up to 40 ms for the acknowledgement of the one before.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "a connection went away");
         return;
     }
+    let link = Link::default();
+    let answers = link.clone();
+    let router = ServiceExt::<Request<Incoming>>::map_response(router, move |reply| answers.answers(reply));
     let service = TowerToHyperService::new(router);
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT);
-    let serving = builder.serve_connection(TokioIo::new(stream), service);
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).max_buf_size(BUFFER_BYTES);
+    let mut watch = Watch::new(link.clone(), patience);
+    let serving = builder.serve_connection(TokioIo::new(Noted::new(stream, link)), service);
     let mut serving = std::pin::pin!(serving);
     let mut ended = std::pin::pin!(ending.token.cancelled());
     let (mut is_told, mut is_ending) = (false, false);
@@ -143,7 +158,10 @@ async fn connection(stream: TcpStream, router: Router, ending: Ending) {
             is_ending = true;
             serving.as_mut().graceful_shutdown();
         }
-        serving.as_mut().poll(cx)
+        match serving.as_mut().poll(cx) {
+            Poll::Pending if watch.is_over(cx) => Poll::Ready(Ok(())),
+            polled => polled,
+        }
     })
     .await;
     if let Err(error) = result {

@@ -30,6 +30,21 @@ pub enum SessionSampling {
 }
 
 impl SessionSampling {
+    /// The same for one of the sessions that share it: with a seed of its own, so that several of one task are not
+    /// the same one again.
+    pub(super) fn of_session(self, id: &SessionId) -> Self {
+        match self {
+            Self::PassThrough => self,
+            Self::Pinned { temperature, seed } => {
+                let mut hash = Sha256::new();
+                hash.update(seed.to_le_bytes());
+                hash.update(id.as_str());
+                let seed = hash.finalize()[..8].iter().fold(0, |seed, byte| seed << 8 | u64::from(*byte));
+                Self::Pinned { temperature, seed }
+            }
+        }
+    }
+
     /// How the call with this index is sampled.
     pub(super) fn plan(self, index: u64) -> SamplingPlan {
         match self {
@@ -58,8 +73,9 @@ pub struct SessionSpec {
 }
 
 impl SessionSpec {
-    /// A session of stand-alone capture.
+    /// A session of stand-alone capture. `sampling` is that of all of them.
     pub(super) fn stand_alone(session_id: SessionId, sampling: SessionSampling) -> Self {
+        let sampling = sampling.of_session(&session_id);
         Self {
             session_id,
             trial_id: None,
@@ -200,9 +216,24 @@ impl Session {
         Ok(index)
     }
 
+    /// The index of the next call.
+    pub(super) fn next_index(&self) -> u64 {
+        self.state().next_index
+    }
+
+    /// Begins with this index.
+    pub(super) fn go_on_from(&self, next_index: u64) {
+        self.state().next_index = next_index;
+    }
+
     /// How the call with this index is sampled.
     pub(super) fn plan(&self, index: u64) -> SamplingPlan {
         self.spec.sampling.plan(index)
+    }
+
+    /// True if the session's end gives its records to a trainer.
+    pub(super) const fn keeps_calls(&self) -> bool {
+        self.keeps_calls
     }
 
     /// Keeps what became durable, and what failed.
@@ -322,6 +353,22 @@ mod tests {
                 assert_eq!(value, call_seed(seed, index));
             }
         }
+    }
+
+    #[test]
+    fn sessions_that_share_a_seed_do_not_sample_the_same() {
+        let shared = SessionSampling::Pinned { temperature: 1.0, seed: 7 };
+        let plan =
+            |sampling: SessionSampling, name: &str| sampling.of_session(&name.parse().expect("id")).plan(0);
+        assert_eq!(plan(shared, "a"), plan(shared, "a"));
+        assert_ne!(plan(shared, "a"), plan(shared, "b"));
+        assert_ne!(plan(shared, "a"), plan(SessionSampling::Pinned { temperature: 1.0, seed: 8 }, "a"));
+        assert_eq!(
+            SessionSampling::PassThrough.of_session(&"a".parse().expect("id")),
+            SessionSampling::PassThrough
+        );
+        // A trainer's session has a seed of its own, which stays what it is.
+        assert_eq!(shared.plan(0), SamplingPlan::Pinned { temperature: 1.0, seed: call_seed(7, 0) });
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The sessions that are open, and the names of those that ended.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use super::session::Session;
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::record::SessionId;
 
-/// Sessions that a stand-alone proxy remembers; the oldest is forgotten first, which costs only its history.
+/// Sessions that a stand-alone proxy has open; the oldest is forgotten first, which costs only its history.
 const MAX_STAND_ALONE: usize = 10_000;
-/// Names of ended sessions that are remembered; the oldest is forgotten first.
+/// Names of ended sessions that are remembered, and of those that may begin anew; the oldest is forgotten first.
 const MAX_ENDED: usize = 10_000;
 /// Names that lego gives begin so. Nobody chose them, so one that ended may begin anew.
 pub(super) const DERIVED: &str = "derived-";
@@ -27,20 +27,23 @@ struct Open {
     by_id: HashMap<SessionId, Arc<Session>>,
     /// Stand-alone sessions, oldest first.
     made: VecDeque<SessionId>,
-    ended: Ended,
+    /// Tombstones: what comes late for an ended session is refused, and does not bring it back to life.
+    ended: Names,
+    /// Sessions that may begin anew, with the number of their next call: they would sample as before otherwise.
+    paused: Names,
 }
 
-/// Tombstones: what comes late for an ended session is refused, and does not bring it back to life.
+/// Names of sessions, each with a number.
 #[derive(Default)]
-struct Ended {
-    names: HashSet<SessionId>,
+struct Names {
+    names: HashMap<SessionId, u64>,
     oldest_first: VecDeque<SessionId>,
 }
 
-impl Ended {
-    /// False if it was ended before.
-    fn insert(&mut self, id: &SessionId) -> bool {
-        if !self.names.insert(id.clone()) {
+impl Names {
+    /// False if it was there before.
+    fn insert(&mut self, id: &SessionId, number: u64) -> bool {
+        if self.names.insert(id.clone(), number).is_some() {
             return false;
         }
         if self.oldest_first.len() >= MAX_ENDED
@@ -52,10 +55,10 @@ impl Ended {
         true
     }
 
-    fn remove(&mut self, id: &SessionId) {
-        if self.names.remove(id) {
-            self.oldest_first.retain(|ended| ended != id);
-        }
+    fn remove(&mut self, id: &SessionId) -> Option<u64> {
+        let number = self.names.remove(id)?;
+        self.oldest_first.retain(|name| name != id);
+        Some(number)
     }
 }
 
@@ -84,7 +87,7 @@ impl Sessions {
     pub(super) fn get(&self, id: &SessionId) -> Option<Arc<Session>> {
         let open = self.lock();
         let found = open.by_id.get(id).cloned();
-        if found.is_none() && open.ended.names.contains(id) {
+        if found.is_none() && open.ended.names.contains_key(id) {
             tracing::warn!(session = %id, "a call came after its session was ended");
         }
         found
@@ -105,17 +108,21 @@ impl Sessions {
             }
             open.expire(&id);
         }
-        if open.ended.names.contains(&id) {
+        if open.ended.names.contains_key(&id) {
             tracing::warn!(session = %id, "a call came after its session was ended");
             let message = format!("session {id} was ended; use another id");
             return Err(ApiError::new(409, ErrorType::Conflict, "session_ended", message));
         }
         if open.made.len() >= MAX_STAND_ALONE
             && let Some(oldest) = open.made.pop_front()
+            && let Some(session) = open.by_id.remove(&oldest)
         {
-            open.by_id.remove(&oldest);
+            open.paused.insert(&oldest, session.next_index());
         }
         let session = make(id.clone());
+        if let Some(next_index) = open.paused.remove(&id) {
+            session.go_on_from(next_index);
+        }
         open.made.push_back(id.clone());
         open.by_id.insert(id, Arc::clone(&session));
         Ok(session)
@@ -125,7 +132,7 @@ impl Sessions {
     pub(super) fn end(&self, id: &SessionId) -> bool {
         let mut open = self.lock();
         open.forget(id);
-        open.ended.insert(id)
+        open.ended.insert(id, 0)
     }
 
     /// A trainer's session is closed.
@@ -135,7 +142,7 @@ impl Sessions {
         // Its name may be another session's by now.
         if open.by_id.get(id).is_some_and(|open| Arc::ptr_eq(open, session)) {
             open.by_id.remove(id);
-            open.ended.insert(id);
+            open.ended.insert(id, 0);
         }
     }
 
@@ -169,16 +176,18 @@ impl Sessions {
 }
 
 impl Open {
-    fn forget(&mut self, id: &SessionId) {
-        if self.by_id.remove(id).is_some() {
-            self.made.retain(|made| made != id);
-        }
+    fn forget(&mut self, id: &SessionId) -> Option<Arc<Session>> {
+        let session = self.by_id.remove(id)?;
+        self.made.retain(|made| made != id);
+        Some(session)
     }
 
     fn expire(&mut self, id: &SessionId) {
-        self.forget(id);
-        if !id.as_str().starts_with(DERIVED) {
-            self.ended.insert(id);
+        let next_index = self.forget(id).map_or(0, |session| session.next_index());
+        if id.as_str().starts_with(DERIVED) {
+            self.paused.insert(id, next_index);
+        } else {
+            self.ended.insert(id, 0);
         }
         metrics::counter!("lego_proxy_sessions_expired_total").increment(1);
         tracing::info!(session = %id, "a session was idle for longer than proxy.session_idle_secs and is ended");
@@ -247,6 +256,26 @@ mod tests {
         sessions.get_or_make(id("a"), now, make).expect("made");
         sessions.expire(now + 1000 * IDLE);
         assert_eq!(count(&sessions), (1, 1));
+    }
+
+    #[test]
+    fn a_session_that_begins_anew_goes_on_counting_its_calls() {
+        let sessions = Sessions::new(Some(IDLE));
+        let start = Instant::now();
+        let first = sessions.get_or_make(id("derived-a"), start, make).expect("made");
+        first.go_on_from(3);
+        drop(first);
+        sessions.expire(start + 2 * IDLE);
+        let again = sessions.get_or_make(id("derived-a"), start + 2 * IDLE, make).expect("anew");
+        assert_eq!(again.next_index(), 3);
+
+        let sessions = Sessions::new(None);
+        sessions.get_or_make(id("a"), start, make).expect("made").go_on_from(5);
+        for number in 0..MAX_STAND_ALONE {
+            sessions.get_or_make(id(&format!("s{number}")), start, make).expect("made");
+        }
+        assert_eq!(sessions.get_or_make(id("a"), start, make).expect("anew").next_index(), 5);
+        assert_eq!(sessions.get_or_make(id("b"), start, make).expect("new").next_index(), 0);
     }
 
     #[test]

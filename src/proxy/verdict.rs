@@ -1,10 +1,10 @@
 //! The capture-time verdict: why a record, by itself, must not be trained on. Each reason is a stable word.
 
-use crate::record::{Call, CallKind, CallStatus, IdsSource, LogprobSemantics, WeightSource};
+use crate::record::{Call, CallKind, CallStatus, LogprobSemantics, WeightSource};
 use crate::upstream::dialect;
 
 /// Reasons that are one word.
-const REASONS: [&str; 25] = [
+const REASONS: [&str; 29] = [
     "no_prompt_token_ids",
     "empty_prompt",
     "no_token_ids",
@@ -30,7 +30,20 @@ const REASONS: [&str; 25] = [
     "routing_rows_mismatch",
     "routing_unreadable",
     "capture_refused_by_upstream",
+    LOCAL_IDS,
+    LOCAL_COMPLETION_REFUSED,
+    LOCAL_PROMPT_REFUSED,
+    LOCAL_IDS_USAGE,
 ];
+
+/// Ids are those of a local tokenizer.
+pub(super) const LOCAL_IDS: &str = "ids_from_local_tokenizer";
+/// The local tokenizer has no one sequence of ids for what the reply says.
+pub(super) const LOCAL_COMPLETION_REFUSED: &str = "local_completion_ids_refused";
+/// It has none for the prompt, or another number than the upstream counted.
+pub(super) const LOCAL_PROMPT_REFUSED: &str = "local_prompt_ids_refused";
+/// The upstream counted another number of sampled tokens than the reply's text has.
+pub(super) const LOCAL_IDS_USAGE: &str = "local_ids_usage_mismatch";
 
 /// Every reason that there is: those here, of the routing (room `upstream`), and of a refused capture.
 pub(super) fn all_reasons() -> impl Iterator<Item = String> {
@@ -61,10 +74,8 @@ pub(super) fn reasons(
     if !matches!(call.kind, CallKind::Policy | CallKind::Unknown) {
         say(&format!("kind_{}", call.kind.as_str()));
     }
-    let is_exact =
-        |source| matches!(source, IdsSource::Engine | IdsSource::SentByUs | IdsSource::TokenIdStrings);
-    let prompt = call.prompt_token_ids.as_ref().filter(|_| is_exact(call.prompt_ids_source));
-    let ids = call.completion_token_ids.as_ref().filter(|_| is_exact(call.completion_ids_source));
+    let prompt = call.prompt_token_ids.as_ref().filter(|_| call.prompt_ids_source.is_exact());
+    let ids = call.completion_token_ids.as_ref().filter(|_| call.completion_ids_source.is_exact());
     match prompt {
         None => say("no_prompt_token_ids"),
         Some(ids) if ids.is_empty() => say("empty_prompt"),

@@ -118,6 +118,14 @@ name_enum!(
         Absent = "absent",
     }
 );
+impl IdsSource {
+    /// True for the ids that the model itself saw or sampled.
+    #[must_use]
+    pub const fn is_exact(self) -> bool {
+        matches!(self, Self::Engine | Self::SentByUs | Self::TokenIdStrings)
+    }
+}
+
 name_enum!(
     /// Which distribution `completion_logprobs` are of.
     LogprobSemantics {
@@ -242,7 +250,7 @@ pub struct Call {
     pub model_served: Option<String>,
     /// Microseconds since the Unix epoch, UTC.
     pub received_at: i64,
-    /// Receipt to first reply byte.
+    /// Receipt to the upstream's first event, or to a body that is whole.
     pub ttft_us: Option<u64>,
     pub duration_us: u64,
     /// Request body of the harness, byte for byte when it was JSON; `None` when it was not.
@@ -274,4 +282,12 @@ pub struct Call {
     pub trainable: bool,
     /// Empty when `trainable`.
     pub not_trainable_reasons: Vec<String>,
+}
+
+impl Call {
+    /// The ids that the model sampled. Ids of a local tokenizer are those of the reply's text: nobody sampled them.
+    #[must_use]
+    pub fn sampled_ids(&self) -> Option<&[u32]> {
+        self.completion_token_ids.as_deref().filter(|_| self.completion_ids_source.is_exact())
+    }
 }

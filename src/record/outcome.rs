@@ -15,6 +15,9 @@ pub struct ExitEvidence {
     pub killed_by_us: bool,
     /// Out-of-memory kills under the sandbox's own limit while it ran. `None`: nobody counts them here.
     pub oom_kills: Option<u64>,
+    /// It had added more to its writable mounts than it may; lego ended it, or it came to its end just then.
+    #[serde(default)]
+    pub is_over_disk_limit: bool,
     /// The host's own out-of-memory count grew while it ran.
     pub host_oom: bool,
     /// The sandbox itself broke (its init died, its control channel closed).
@@ -51,7 +54,7 @@ pub enum InfraFailure {
     SandboxLost(String),
     /// The host ran out of memory.
     HostOom,
-    /// The harness ended without one answered model call: nothing of the policy's doing.
+    /// The harness ended, and the policy had neither answered a call nor was answering one: nothing of its doing.
     Harness(String),
     /// The upstream failed this session's calls.
     Engine(String),

@@ -96,7 +96,7 @@ mod tests {
     fn replay_equals_what_was_captured_while_decoding_at_mixed_temperatures() {
         let (model, pool) = (model(), Pool::new(2));
         let tokens: Vec<u32> = (0..30).map(|at| (at * at + 7) % 50).collect();
-        let mut cache = KvCache::new(model.config(), 1, 64);
+        let mut cache = KvCache::new(model.config(), 1, 64).expect("memory");
         let (mut logprobs, mut temperature) = (vec![None], vec![None]);
         for position in 0..29 {
             let row = Row { slot: 0, position, token: tokens[position] };

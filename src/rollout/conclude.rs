@@ -1,35 +1,69 @@
 //! From evidence to outcome: one pure function, so that no backend draws conclusions of its own.
 
-use crate::record::{ExitEvidence, InfraFailure, Outcome, Termination};
+use crate::proxy::SessionResult;
+use crate::record::{Call, CallKind, CallStatus, ExitEvidence, InfraFailure, Outcome, Termination};
 
-/// What the proxy knows of a trial's session.
+/// What is known of a trial's session.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SessionFacts {
-    /// Calls that reached the policy and were answered.
-    pub answered_calls: usize,
+    /// Calls that the policy answered, or was answering when the trial ended.
+    pub policy_calls: usize,
     /// Errors of the upstream, in order.
     pub upstream_failures: Vec<String>,
-    /// The harness asked for more calls than `max_turns`.
-    pub is_over_max_calls: bool,
+    /// The harness says that its turns were used up, or asked for more of them.
+    pub is_at_max_turns: bool,
+}
+
+impl SessionFacts {
+    /// Of a closed session.
+    #[must_use]
+    pub fn of(session: &SessionResult, has_harness_used_up_turns: bool) -> Self {
+        Self {
+            policy_calls: session.calls.iter().filter(|call| is_policys_doing(call)).count(),
+            upstream_failures: session.upstream_failures.clone(),
+            is_at_max_turns: has_harness_used_up_turns || session.max_calls_hit,
+        }
+    }
+}
+
+/// The harness got the whole reply.
+pub(super) const fn is_answered(call: &Call) -> bool {
+    matches!(call.status, CallStatus::Ok | CallStatus::ParseError)
+}
+
+/// True if the policy sampled for the call, or was at it when the trial ended.
+fn is_policys_doing(call: &Call) -> bool {
+    if matches!(call.kind, CallKind::Judge | CallKind::Teacher | CallKind::Probe) {
+        return false;
+    }
+    let has_sampled = call.completion_token_ids.as_ref().is_some_and(|ids| !ids.is_empty());
+    let was_cut = matches!(call.status, CallStatus::Aborted | CallStatus::ClientDisconnect);
+    // One that found no place (429) never came to the policy. One that was sent again had an upstream that failed
+    // before, and may have been waiting for the next try.
+    let was_in_flight = was_cut && call.http_status != 429 && call.attempt == 1;
+    has_sampled || is_answered(call) || was_in_flight
 }
 
 /// Decides how a trial ended (law 9): infrastructure needs proof, the rest is the policy's own result.
 ///
-/// A harness that ends without one answered call did nothing of the policy's doing: no token was
-/// sampled, so it is filtered as a broken harness.
+/// A harness that ends while the policy neither answered a call nor was answering one did nothing of the policy's
+/// doing, so it is filtered as a broken harness.
 #[must_use]
 pub fn conclude(evidence: &ExitEvidence, session: &SessionFacts) -> Outcome {
     let invalid = |failure| Outcome::Invalid { failure };
     let valid = |termination| Outcome::Valid { termination };
-    let was_oom_killed = evidence.oom_kills.is_some_and(|kills| kills > 0)
-        && (evidence.signal == Some(9) || evidence.code == Some(137));
+    // Whom lego killed when its time was up no OOM killer has ended, whatever became of its children before.
+    let was_killed = !evidence.timed_out && evidence.signal == Some(9);
+    let was_killed_inside = !evidence.timed_out && evidence.code == Some(137);
+    let has_own_oom = evidence.oom_kills.is_some_and(|kills| kills > 0);
+    let was_oom_killed = has_own_oom && (was_killed || was_killed_inside);
     if evidence.killed_by_us {
         return invalid(InfraFailure::Shutdown);
     }
     if evidence.sandbox_lost {
         return invalid(InfraFailure::SandboxLost("its init died or its control channel closed".to_owned()));
     }
-    if evidence.host_oom && evidence.signal == Some(9) && !was_oom_killed {
+    if evidence.host_oom && was_killed && !was_oom_killed {
         return invalid(InfraFailure::HostOom);
     }
     if let Some(error) = session.upstream_failures.first() {
@@ -38,7 +72,7 @@ pub fn conclude(evidence: &ExitEvidence, session: &SessionFacts) -> Outcome {
     if was_oom_killed {
         return valid(Termination::AgentOom);
     }
-    if session.answered_calls == 0 {
+    if session.policy_calls == 0 {
         return invalid(InfraFailure::Harness(match (evidence.timed_out, evidence.code) {
             (true, _) => "hung without a model call until its time was up".to_owned(),
             (false, Some(code)) => format!("exited with code {code} without a model call"),
@@ -48,7 +82,7 @@ pub fn conclude(evidence: &ExitEvidence, session: &SessionFacts) -> Outcome {
     if evidence.timed_out {
         return valid(Termination::AgentTimeout);
     }
-    if session.is_over_max_calls {
+    if session.is_at_max_turns {
         return valid(Termination::MaxTurns);
     }
     valid(if evidence.code == Some(0) { Termination::Completed } else { Termination::NonZeroExit })
@@ -60,7 +94,7 @@ mod tests {
 
     fn outcome(change: impl Fn(&mut ExitEvidence, &mut SessionFacts)) -> Outcome {
         let mut evidence = ExitEvidence { code: Some(0), ..ExitEvidence::default() };
-        let mut session = SessionFacts { answered_calls: 2, ..SessionFacts::default() };
+        let mut session = SessionFacts { policy_calls: 2, ..SessionFacts::default() };
         change(&mut evidence, &mut session);
         conclude(&evidence, &session)
     }
@@ -87,7 +121,7 @@ mod tests {
             }),
             valid(Termination::AgentTimeout)
         );
-        assert_eq!(outcome(|_, s| s.is_over_max_calls = true), valid(Termination::MaxTurns));
+        assert_eq!(outcome(|_, s| s.is_at_max_turns = true), valid(Termination::MaxTurns));
         assert_eq!(
             outcome(|e, _| {
                 killed(e);
@@ -97,6 +131,18 @@ mod tests {
             valid(Termination::AgentOom)
         );
         assert_eq!(outcome(|e, _| e.oom_kills = Some(1)), valid(Termination::Completed), "a child's OOM");
+        for is_hosts in [false, true] {
+            assert_eq!(
+                outcome(|e, _| {
+                    killed(e);
+                    e.timed_out = true;
+                    e.oom_kills = Some(u64::from(!is_hosts));
+                    e.host_oom = is_hosts;
+                }),
+                valid(Termination::AgentTimeout),
+                "a child's OOM, and then a timeout: lego killed it"
+            );
+        }
     }
 
     #[test]
@@ -111,7 +157,65 @@ mod tests {
         })));
         assert!(is_invalid(outcome(|e, s| {
             e.code = Some(1);
-            s.answered_calls = 0;
+            s.policy_calls = 0;
         })));
+    }
+
+    /// A call of a session that ended like this.
+    fn call(change: &serde_json::Value) -> Call {
+        let mut call = serde_json::json!({
+            "schema_version": 1, "call_id": uuid::Uuid::now_v7(), "choice_index": 0, "session_id": "s",
+            "attempt": 1, "kind": "policy", "http_status": 503, "client_api": "openai_chat",
+            "client_stream": false, "upstream_kind": "embedded", "upstream_api": "openai_chat",
+            "model_requested": "m", "received_at": 0, "duration_us": 1, "prompt_ids_source": "absent",
+            "completion_ids_source": "absent", "logprob_semantics": "unknown", "sampling_requested": {},
+            "sampling_sent": {}, "weight_source": "unknown", "status": "aborted", "trainable": false,
+            "not_trainable_reasons": []
+        });
+        let change = change.as_object().expect("members").clone();
+        call.as_object_mut().expect("members").extend(change);
+        serde_json::from_value(call).expect("a call")
+    }
+
+    #[test]
+    fn a_first_reply_that_never_ends_is_the_policys_own() {
+        let concluded = |change: serde_json::Value, is_timeout: bool| {
+            let calls = vec![std::sync::Arc::new(call(&change))];
+            let session = SessionResult { calls, ..SessionResult::default() };
+            let mut evidence = ExitEvidence { code: Some(1), ..ExitEvidence::default() };
+            if is_timeout {
+                killed(&mut evidence);
+                evidence.timed_out = true;
+            }
+            conclude(&evidence, &SessionFacts::of(&session, false))
+        };
+        for own in [
+            serde_json::json!({"status": "aborted"}),
+            serde_json::json!({"status": "client_disconnect", "http_status": 200}),
+            serde_json::json!({"status": "aborted", "attempt": 2, "completion_token_ids": [1]}),
+            serde_json::json!({"status": "parse_error"}),
+            serde_json::json!({"status": "ok", "kind": "aux"}),
+        ] {
+            let valid = |termination| Outcome::Valid { termination };
+            assert_eq!(concluded(own.clone(), true), valid(Termination::AgentTimeout), "{own}");
+            assert_eq!(concluded(own.clone(), false), valid(Termination::NonZeroExit), "{own}");
+        }
+        for other in [
+            serde_json::json!({"status": "aborted", "http_status": 429}),
+            serde_json::json!({"status": "aborted", "attempt": 2}),
+            serde_json::json!({"status": "upstream_error", "http_status": 400}),
+            serde_json::json!({"status": "ok", "kind": "judge"}),
+        ] {
+            assert!(matches!(concluded(other.clone(), true), Outcome::Invalid { .. }), "{other}");
+        }
+    }
+
+    #[test]
+    fn turns_are_used_up_when_the_harness_says_so_or_asks_for_more() {
+        let session = |max_calls_hit| SessionResult { max_calls_hit, ..SessionResult::default() };
+        for (has_asked, says_so) in [(true, false), (false, true), (false, false)] {
+            let facts = SessionFacts::of(&session(has_asked), says_so);
+            assert_eq!(facts.is_at_max_turns, has_asked || says_so);
+        }
     }
 }

@@ -8,6 +8,7 @@
 //!   episode leaves its group. Everything else is graded.
 //! - Staleness is bounded by admission: trials of a version are started only when that version is published.
 
+mod books;
 mod conclude;
 mod error;
 mod schedule;

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
+use super::books::{Attempt, book};
 use super::{RolloutError, SessionFacts, conclude};
 use crate::harness::{Harness, LISTEN_PORT, TrialInput, WORKSPACE};
 use crate::proxy::{Proxy, SessionResult, SessionSampling, SessionSpec, VersionSource};
 use crate::record::{
-    CallKind, CallStatus, Disposition, EpisodeId, ExitEvidence, GroupId, InfraFailure, Outcome, Sample,
-    SessionId, TaskId, Termination, TrialId,
+    CallKind, Disposition, EpisodeId, ExitEvidence, GroupId, InfraFailure, Outcome, Sample, SessionId,
+    TaskId, Termination, TrialId,
 };
-use crate::sandbox::{Backend, Limits, Mount, Spec};
+use crate::sandbox::{Backend, Limits, Mount, Spec, make_readable, remove_tree};
 use crate::task::{ChangeError, Task, TaskStore, Verdict, Verifier};
-use crate::trajectory;
 
 /// What a trial is for. Evaluation trials are captured like the others and never train.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,8 +37,9 @@ pub struct TrialSpec {
     pub purpose: Purpose,
     /// Seed of the session's sampling: call `i` samples with a seed derived from it and `i`.
     pub seed: u64,
-    /// 0 is greedy.
     pub temperature: f64,
+    /// The task's one greedy trial, beside those that are sampled (at whatever temperature).
+    pub is_greedy: bool,
 }
 
 /// What all trials of a run have in common.
@@ -79,19 +80,44 @@ pub struct TrialEnv {
 pub struct TrialResult {
     pub spec: TrialSpec,
     pub outcome: Outcome,
-    /// `None` exactly when the outcome is invalid or masked.
+    /// `None` exactly when the outcome is invalid.
     pub reward: Option<f64>,
+    /// Empty too for a masked trial, which keeps its reward.
     pub samples: Vec<Sample>,
     /// Sampled tokens that are in no sample, by what became of them; those of failed attempts too.
     pub left_out: Vec<(Disposition, u64)>,
     /// Tokens the policy sampled, over all attempts.
     pub sampled_tokens: u64,
-    /// Prompt tokens over all calls.
-    pub prompt_tokens: u64,
-    /// Calls the policy answered in the last attempt.
+    /// Calls that the policy answered in the last attempt, each once.
     pub turns: usize,
+    /// Those of them whose prompt's length is known.
+    pub measured_prompts: usize,
+    /// Prompt tokens of [`measured_prompts`](Self::measured_prompts) calls.
+    pub prompt_tokens: u64,
     pub attempts: u32,
     pub wall: Duration,
+    /// Of `wall`: the verifier, over all attempts.
+    pub verify: Duration,
+}
+
+impl TrialResult {
+    /// Of a trial that nothing is known of yet.
+    pub(super) fn new(spec: TrialSpec) -> Self {
+        Self {
+            spec,
+            outcome: Outcome::Invalid { failure: InfraFailure::Shutdown },
+            reward: None,
+            samples: Vec::new(),
+            left_out: Vec::new(),
+            sampled_tokens: 0,
+            turns: 0,
+            measured_prompts: 0,
+            prompt_tokens: 0,
+            attempts: 0,
+            wall: Duration::ZERO,
+            verify: Duration::ZERO,
+        }
+    }
 }
 
 /// `result.json`.
@@ -114,14 +140,6 @@ struct ResultFile<'a> {
     wall_ms: u64,
 }
 
-/// What one attempt found.
-struct Attempt {
-    outcome: Outcome,
-    evidence: ExitEvidence,
-    session: SessionResult,
-    verdict: Option<Verdict>,
-}
-
 /// Runs a trial to its end: a second attempt on a fresh sandbox follows an infrastructure failure or an
 /// out-of-memory kill (law 9), and what the second one finds stands.
 ///
@@ -133,18 +151,7 @@ pub async fn run_trial(
     cancel: &CancellationToken,
 ) -> Result<TrialResult, RolloutError> {
     let started = Instant::now();
-    let mut result = TrialResult {
-        spec: spec.clone(),
-        outcome: Outcome::Invalid { failure: InfraFailure::Shutdown },
-        reward: None,
-        samples: Vec::new(),
-        left_out: Vec::new(),
-        sampled_tokens: 0,
-        prompt_tokens: 0,
-        turns: 0,
-        attempts: 0,
-        wall: Duration::ZERO,
-    };
+    let mut result = TrialResult::new(spec.clone());
     loop {
         result.attempts += 1;
         let folder = TrialFolder::create(env, spec, result.attempts)?;
@@ -157,11 +164,9 @@ pub async fn run_trial(
             () = cancel.cancelled() => return Err(RolloutError::Cancelled),
         };
         let is_last = result.attempts == 2 || !deserves_another(&attempt.outcome);
-        result.outcome = attempt.outcome.clone();
-        result.reward = is_last.then(|| reward(&env.options, &attempt)).flatten();
-        result.turns = attempt.session.calls.len();
-        account(&attempt, is_last, &mut result)?;
+        book(&env.options, &attempt, is_last, &mut result)?;
         result.wall = started.elapsed();
+        result.verify += attempt.verify;
         folder.write(
             "result.json",
             &ResultFile {
@@ -194,59 +199,6 @@ fn deserves_another(outcome: &Outcome) -> bool {
     }
 }
 
-/// `None` for a trial that has no reward: its episode leaves its group.
-fn reward(options: &TrialOptions, attempt: &Attempt) -> Option<f64> {
-    let Outcome::Valid { termination } = &attempt.outcome else { return None };
-    if *termination == Termination::AgentOom && !options.is_agent_oom_graded {
-        return None;
-    }
-    let is_invalid =
-        matches!(termination, Termination::AgentOom | Termination::AgentTimeout | Termination::NonZeroExit);
-    match options.invalid_reward {
-        Some(floor) if is_invalid => Some(floor),
-        _ => attempt.verdict.as_ref().map(|verdict| verdict.reward),
-    }
-}
-
-/// Books every sampled token of an attempt (law 6) and takes the samples of the last one.
-fn account(attempt: &Attempt, is_last: bool, result: &mut TrialResult) -> Result<(), RolloutError> {
-    let spec = &result.spec;
-    let calls = &attempt.session.calls;
-    let episode = trajectory::Episode { episode_id: spec.episode, group_id: spec.group };
-    let built = trajectory::samples(&trajectory::lineages(calls), Some(episode));
-    built.check(calls).map_err(|unbalanced| RolloutError::Ledger {
-        trial: spec.trial_id.to_string(),
-        cause: unbalanced.to_string(),
-    })?;
-    let verdict_on_trained = if matches!(attempt.outcome, Outcome::Invalid { .. }) || !is_last {
-        Some(Disposition::InfraFailure)
-    } else if spec.purpose == Purpose::Evaluation {
-        Some(Disposition::Dropped("evaluation".to_owned()))
-    } else if result.reward.is_none() {
-        Some(Disposition::Masked("agent_oom".to_owned()))
-    } else {
-        None
-    };
-    for entry in built.ledger {
-        result.sampled_tokens += entry.tokens;
-        let disposition = match (&verdict_on_trained, entry.disposition) {
-            (None, Disposition::Trained) => continue,
-            (Some(verdict), Disposition::Trained) => verdict.clone(),
-            (_, other) => other,
-        };
-        result.left_out.push((disposition, entry.tokens));
-    }
-    result.prompt_tokens += calls
-        .iter()
-        .filter_map(|call| call.prompt_token_ids.as_ref())
-        .map(|ids| ids.len() as u64)
-        .sum::<u64>();
-    if verdict_on_trained.is_none() {
-        result.samples = built.samples;
-    }
-    Ok(())
-}
-
 /// One try: sandbox, harness, diff, verifier.
 async fn attempt(
     env: &TrialEnv,
@@ -259,6 +211,7 @@ async fn attempt(
         evidence,
         session,
         verdict: None,
+        verify: Duration::ZERO,
     };
     let nothing = || (ExitEvidence::default(), SessionResult::default());
     let workspace = folder.scratch.join("workspace");
@@ -337,20 +290,22 @@ async fn attempt(
     folder.write_bytes("stdout.log", &exit.stdout)?;
     folder.write_bytes("stderr.log", &exit.stderr)?;
 
-    let facts = SessionFacts {
-        answered_calls: session.calls.iter().filter(|call| call.status == CallStatus::Ok).count(),
-        upstream_failures: session.upstream_failures.clone(),
-        is_over_max_calls: session.max_calls_hit,
-    };
+    let facts = SessionFacts::of(&session, env.harness.used_up_turns(&exit.stdout));
     let outcome = conclude(&exit.evidence, &facts);
     if matches!(outcome, Outcome::Invalid { .. }) {
-        return Ok(Attempt { outcome, evidence: exit.evidence, session, verdict: None });
+        let (evidence, verify) = (exit.evidence, Duration::ZERO);
+        return Ok(Attempt { outcome, evidence, session, verdict: None, verify });
     }
     let changes = in_background({
         let (store, task, workspace) = (Arc::clone(&env.store), Arc::clone(&spec.task), workspace);
-        move || store.changes(&task, &workspace)
+        move || {
+            // An agent that locks its files is graded like any other.
+            make_readable(&workspace);
+            store.changes(&task, &workspace)
+        }
     })
     .await?;
+    let started = Instant::now();
     let verdict = match changes {
         Ok(changes) => {
             folder.write_bytes("changes.diff", &changes.diff)?;
@@ -361,9 +316,10 @@ async fn attempt(
         }
         Err(error) => Err(InfraFailure::Verifier(error.to_string())),
     };
+    let verify = started.elapsed();
     Ok(match verdict {
-        Ok(verdict) => Attempt { outcome, evidence: exit.evidence, session, verdict: Some(verdict) },
-        Err(failure) => invalid(failure, exit.evidence, session),
+        Ok(verdict) => Attempt { outcome, evidence: exit.evidence, session, verdict: Some(verdict), verify },
+        Err(failure) => Attempt { verify, ..invalid(failure, exit.evidence, session) },
     })
 }
 
@@ -405,7 +361,9 @@ impl TrialFolder {
 
 impl Drop for TrialFolder {
     fn drop(&mut self) {
-        // What is left is emptied at the run's next start.
-        let _ignored = fs::remove_dir_all(&self.scratch);
+        // What is left is removed at the run's end or at its next start.
+        if let Err(error) = remove_tree(&self.scratch) {
+            tracing::warn!("cannot remove {}: {error}", self.scratch.display());
+        }
     }
 }

@@ -29,6 +29,11 @@ pub enum RunError {
     Unbalanced { sampled: u64, booked: u64 },
     #[error("every trial failed by broken machinery, the first like this: {0}")]
     AllInvalid(String),
+    #[error(
+        "none of {graded} graded trials has a token to train on, and so it was for {versions} policy versions: {buckets}. \
+         `lego capture show` says of each call why it is not trainable"
+    )]
+    NothingToTrain { versions: u32, graded: usize, buckets: String },
     #[error("stopped")]
     Stopped,
     #[error("{0}")]

@@ -10,12 +10,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::evaluation::Evaluation;
 use super::folder::{RunFolder, RunKind, write_json};
-use super::machinery::{Machinery, Places};
+use super::machinery::{self, Machinery};
+use super::report::{Places, count};
 use super::training::version_text;
 use super::{RunError, policy, waves};
 use crate::config::{Config, Use};
 use crate::model::Model;
-use crate::proxy::VersionSource;
+use crate::proxy::{LocalTokenizers, VersionSource};
 use crate::record::PolicyVersion;
 use crate::sandbox::Capabilities;
 use crate::task::Split;
@@ -60,6 +61,7 @@ pub async fn eval(
 ) -> Result<EvalReport, RunError> {
     let started = Instant::now();
     config.refuse_unsupported(Use::Eval)?;
+    let tokenizers = LocalTokenizers::load(&config)?;
     let training = &config.training;
     let dataset = waves::dataset(&config)?;
     let tasks = waves::tasks(&dataset, options.split, training.eval_tasks);
@@ -111,7 +113,9 @@ pub async fn eval(
         })
         .map_err(telemetry)?;
     let weak = options.allow_weak_sandbox;
-    let machinery = Machinery::start(&config, &dataset, served, Places::of(&folder), weak).await?;
+    let machinery =
+        Machinery::start(&config, &dataset, served, &tokenizers, machinery::Places::of(&folder), weak)
+            .await?;
     eprintln!("run folder: {}", folder.root().display());
 
     let split = options.split.as_str();
@@ -173,12 +177,14 @@ impl fmt::Display for EvalReport {
         }
         write!(
             f,
-            "{invalid_trials} trials left out because machinery failed; {} tokens sampled; {:.0} s",
-            tokens.sampled, self.wall_seconds
+            "{} left out because machinery failed; {} sampled; {:.0} s",
+            count(*invalid_trials as u64, "trial", "trials"),
+            count(tokens.sampled, "token", "tokens"),
+            self.wall_seconds
         )?;
         if !self.sandbox.is_isolated {
             write!(f, "\nThe sandbox was WEAK: trials were not isolated from this machine.")?;
         }
-        Ok(())
+        write!(f, "{}", Places(&self.run_folder))
     }
 }

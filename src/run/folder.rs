@@ -1,7 +1,8 @@
 //! The run folder: where everything of one run lies, and the lock that keeps it to one process.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, Permissions, TryLockError};
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::RunError;
 use crate::config::Config;
+use crate::sandbox::remove_tree;
 
 /// How often the scratch folder is tried again while somebody still writes into it: five seconds in all.
 const LAST_WRITERS: usize = 250;
@@ -116,6 +118,9 @@ impl RunFolder {
         for dir in [folder.trials(), folder.checkpoints(), folder.reports(), folder.scratch()] {
             fs::create_dir_all(&dir).map_err(io(&dir))?;
         }
+        // What an agent leaves there, a program that runs as its owner among it, is for no other user to reach.
+        fs::set_permissions(folder.scratch(), Permissions::from_mode(0o700))
+            .map_err(io(&folder.scratch()))?;
         write_json(&folder.root.join("run.json"), &state)?;
         Ok(folder)
     }
@@ -190,15 +195,13 @@ impl RunFolder {
     fn clear_scratch(&self) -> Result<(), RunError> {
         let path = self.scratch();
         for _ in 0..LAST_WRITERS {
-            match fs::remove_dir_all(&path) {
+            match remove_tree(&path) {
+                Ok(()) => return Ok(()),
                 // Trials that were stopped may still unpack a repository on a thread of their own.
                 Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
-                Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(RunError::Io { path, source });
-                }
-                _ => return Ok(()),
+                Err(source) => return Err(RunError::Io { path, source }),
             }
         }
         let source = std::io::Error::from(std::io::ErrorKind::DirectoryNotEmpty);
@@ -243,10 +246,13 @@ mod tests {
         let in_use = RunFolder::resume(&root).expect_err("locked");
         assert!(in_use.to_string().contains(&std::process::id().to_string()), "{in_use}");
         fs::write(first.scratch().join("left"), "x").expect("write");
+        let mode = |folder: &RunFolder| folder.scratch().metadata().expect("scratch").permissions().mode();
+        assert_eq!(mode(&first) & 0o777, 0o700, "nobody else reaches what an agent left");
         drop(first);
         let second = RunFolder::resume(&root).expect("resume");
         assert_eq!(second.incarnation(), 1);
         assert!(!second.scratch().join("left").exists());
+        assert_eq!(mode(&second) & 0o777, 0o700);
     }
 
     #[test]
@@ -264,5 +270,23 @@ mod tests {
         let temp = tempfile::tempdir().expect("temp");
         let error = RunFolder::resume(temp.path()).expect_err("no run");
         assert!(error.to_string().contains("no run to resume"), "{error}");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_a_trial_locked_keeps_no_run_from_going_on() {
+        use std::os::unix::fs::PermissionsExt;
+
+        crate::sandbox::as_ordinary_user(|folder| {
+            let root = folder.join("r1");
+            let first = RunFolder::create(&root, RunKind::Train).expect("new");
+            let locked = first.scratch().join("t.1/workspace/d");
+            fs::create_dir_all(&locked).expect("folders");
+            fs::write(locked.join("f"), "x").expect("file");
+            fs::set_permissions(&locked, fs::Permissions::from_mode(0o0)).expect("mode");
+            drop(first);
+            let second = RunFolder::resume(&root).expect("resume");
+            assert!(!second.scratch().join("t.1").exists());
+        });
     }
 }

@@ -11,7 +11,7 @@ use super::policy::ServedPolicy;
 use crate::capture::{self, Writer, WriterOptions};
 use crate::config::{self, AgentOom, Config, HarnessType, SandboxBackend};
 use crate::harness::{CommandLine, Harness, Mini};
-use crate::proxy::{Mode, Proxy, ProxyOptions, RouteOptions};
+use crate::proxy::{LocalTokenizers, Mode, Proxy, ProxyOptions, RouteOptions};
 use crate::rollout::{TrialEnv, TrialOptions};
 use crate::sandbox::{self, Backend, Choice, Limits};
 use crate::task::{Dataset, TaskStore, Verifier, VerifierOptions};
@@ -49,13 +49,14 @@ impl Machinery {
         config: &Config,
         dataset: &Dataset,
         policy: ServedPolicy,
+        tokenizers: &LocalTokenizers,
         places: Places,
         allow_weak: bool,
     ) -> Result<Self, RunError> {
         let backend = backend(config, &places, allow_weak).await?;
         let ServedPolicy { upstream, model_name, version } = policy;
         let upstream = Arc::new(upstream);
-        let routes = RouteOptions::from_config(config, Some(&upstream), &BTreeMap::new())?;
+        let routes = RouteOptions::from_config(config, Some(&upstream), &BTreeMap::new(), tokenizers)?;
         let writer_options =
             WriterOptions { durability: durability(config.proxy.durability), ..WriterOptions::default() };
         let writer = Arc::new(
@@ -64,7 +65,9 @@ impl Machinery {
         );
         report_recovery(&writer);
         let mode = Mode::Trainer { policy_model: model_name.clone() };
-        let options = ProxyOptions::from_config(&config.proxy, mode, None);
+        let mut options = ProxyOptions::from_config(&config.proxy, mode, None);
+        options.spill = Some(crate::capture::Spill::in_folder(&places.captures));
+        options.local_tokenizer = tokenizers.of_proxy(config);
         let proxy = Proxy::with_routes(options, Arc::clone(&writer) as _, Some(upstream), routes);
 
         let store = Arc::new(TaskStore::new(dataset, &places.scratch.join("tasks")));
@@ -88,7 +91,7 @@ impl Machinery {
             options: TrialOptions {
                 timeout: config.training.r#async.long_tail_timeout(),
                 max_calls: config.training.max_turns as u64,
-                model_name,
+                model_name: config.harness.llm_config_override.model.clone().unwrap_or(model_name),
                 limits,
                 max_output_bytes: config.sandbox.max_output_bytes,
                 is_agent_oom_graded: config.sandbox.agent_oom == AgentOom::Grade,
@@ -132,12 +135,13 @@ async fn backend(config: &Config, places: &Places, allow_weak: bool) -> Result<A
     let backend = sandbox::select_with(&options).await.map_err(RunError::because("choosing a sandbox"))?;
     let found = backend.capabilities();
     tracing::info!(
-        "sandbox: {} ({}), memory {:?}, processes {:?}, disk {:?}{}",
+        "sandbox: {} ({}), memory {:?}, processes {:?}, workspace {:?}, /tmp {:?}{}",
         found.backend,
         found.mode,
         found.memory,
         found.processes,
         found.disk,
+        found.tmp,
         if found.is_isolated { "" } else { ": WEAK, not isolated" },
     );
     Ok(backend)
@@ -145,8 +149,14 @@ async fn backend(config: &Config, places: &Places, allow_weak: bool) -> Result<A
 
 fn harness(config: &Config) -> Result<Arc<dyn Harness>, RunError> {
     if let Some(argv) = &config.harness.command {
-        let env = config.harness.env.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
-        return Ok(Arc::new(CommandLine { name: config.harness.r#type.as_str(), argv: argv.clone(), env }));
+        let given = &config.harness.llm_config_override;
+        return Ok(Arc::new(CommandLine {
+            name: config.harness.r#type.as_str(),
+            argv: argv.clone(),
+            base_url: given.base_url.clone(),
+            auth_type: given.auth_type.clone(),
+            env: config.harness.env.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
+        }));
     }
     match config.harness.r#type {
         HarnessType::Mini => {
@@ -169,6 +179,7 @@ fn limits(config: &Config) -> Limits {
         memory_bytes: Some(config.sandbox.memory_mb << 20),
         max_processes: Some(config.sandbox.max_processes),
         tmp_bytes: Some(config.sandbox.tmp_mb << 20),
+        workspace_bytes: Some(config.sandbox.workspace_mb << 20),
         cpu_seconds: Some(config.sandbox.cpu_seconds),
     }
 }

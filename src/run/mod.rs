@@ -7,6 +7,8 @@
 //! - Every sampled token is accounted for at each step, or the run stops (law 6).
 
 mod account;
+mod batch;
+mod carried;
 mod error;
 mod eval;
 mod evaluation;
@@ -28,6 +30,6 @@ pub use evaluation::{Evaluation, Rates, TaskScore};
 pub use folder::{RunFolder, write_json};
 pub use machinery::durability;
 pub use policy::{ServedPolicy, embedded, http_upstream};
-pub use report::{CurvePoint, Report};
+pub use report::{CurvePoint, Report, count};
 pub use training::{TrainOptions, train};
 pub use upstreams::upstreams;

@@ -57,7 +57,7 @@ pub(super) fn engine(
     let policy = &config.policy;
     let options = EngineOptions {
         max_batch: policy.max_batch,
-        cache_slots: 2 * policy.max_batch,
+        cache_slots: policy.max_batch.saturating_mul(2),
         max_context: policy.max_context_tokens.unwrap_or(model.config().max_position_embeddings),
         threads: config.training.kernel_threads(),
         first_version: first,

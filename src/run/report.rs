@@ -1,6 +1,7 @@
 //! `reports/report.json`, and what a person reads at the end.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +31,9 @@ pub struct Report {
     pub max_logprob_diff: Option<f64>,
     /// Of all starts of the run together.
     pub wall_seconds: f64,
+    /// Where everything of the run lies; this report is its `reports/report.json`.
+    #[serde(default)]
+    pub run_folder: PathBuf,
     pub steps: u64,
     pub seed: u64,
     pub lego_version: String,
@@ -67,12 +71,12 @@ impl fmt::Display for Report {
         writeln!(f, "{}", row(&name, pass_at_k(&self.evaluation_before), pass_at_k(&self.evaluation_after)))?;
         writeln!(
             f,
-            "{} steps in {:.0} s; {} tokens sampled, {} trained; {} invalid trajectories",
-            self.steps,
+            "{} in {:.0} s; {} sampled, {} trained; {}",
+            count(self.steps, "step", "steps"),
             self.wall_seconds,
-            self.tokens.sampled,
+            count(self.tokens.sampled, "token", "tokens"),
             self.tokens.trained,
-            self.invalid_trajectories
+            count(self.invalid_trajectories, "invalid trajectory", "invalid trajectories"),
         )?;
         let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value}"));
         write!(
@@ -84,6 +88,48 @@ impl fmt::Display for Report {
         if !self.sandbox.is_isolated {
             write!(f, "\nThe sandbox was WEAK: trials were not isolated from this machine.")?;
         }
-        Ok(())
+        write!(f, "{}", Places(&self.run_folder))
+    }
+}
+
+/// The last lines that a person reads: where the rest is.
+pub struct Places<'a>(pub &'a Path);
+
+impl fmt::Display for Places<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let report = self.0.join("reports/report.json");
+        write!(f, "\nrun folder: {}\nreport: {}", self.0.display(), report.display())
+    }
+}
+
+/// `1 step`, `2 steps`.
+pub fn count(number: u64, one: &str, several: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { several })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_say_where_everything_is_and_one_step_is_one_step() {
+        let report: Report = serde_json::from_value(serde_json::json!({
+            "heldout_solve_rate_before": null, "heldout_solve_rate_after": null, "heldout_greedy_before": null,
+            "heldout_greedy_after": null, "min_prob_correlation": null, "max_logprob_diff": null,
+            "wall_seconds": 2.0, "run_folder": "/runs/a", "steps": 1, "seed": 0, "lego_version": "0",
+            "sandbox": {
+                "backend": "embedded", "mode": "", "memory": "none", "processes": "none", "disk": "none",
+                "is_isolated": true,
+            },
+            "invalid_trajectories": 1, "tokens": TokenAccount { sampled: 2, ..TokenAccount::default() },
+            "evaluation_before": null, "evaluation_after": null, "train_curve": [],
+        }))
+        .expect("a report");
+        let text = report.to_string();
+        assert!(
+            text.contains("\n1 step in 2 s; 2 tokens sampled, 0 trained; 1 invalid trajectory\n"),
+            "{text}"
+        );
+        assert!(text.ends_with("\nrun folder: /runs/a\nreport: /runs/a/reports/report.json"), "{text}");
     }
 }

@@ -2,28 +2,28 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use super::account::TokenAccount;
+use super::batch::{Batch, Idle};
+use super::carried::{Carried, is_reached};
 use super::evaluation::Evaluation;
 use super::folder::{RunFolder, RunKind, write_json};
 use super::machinery::{Machinery, Places};
-use super::metrics::{StepTimes, row};
+use super::metrics::{StepTimes, evaluation_row, rows};
 use super::progress::Progress;
-use super::report::{CurvePoint, Report};
-use super::waves::{self, Wave};
+use super::report::Report;
+use super::waves;
 use super::{RunError, learner, policy};
 use crate::config::{Config, Environment, Use};
 use crate::engine::Engine;
 use crate::model::Model;
-use crate::record::{Disposition, PolicyVersion};
-use crate::rollout::{TaskOrder, derive_seed};
+use crate::proxy::LocalTokenizers;
+use crate::rollout::TaskOrder;
 use crate::task::{Split, Task};
-use crate::telemetry::{Event, EventLog, LogFile, RunMetrics, log_to_file};
-use crate::train::{Checkpoints, Episode, Learner};
+use crate::telemetry::{Event, EventLog, LogFile, MetricValue, RunMetrics, log_to_file};
+use crate::train::{Checkpoints, Learner, StepMetrics};
 
 /// What is not in the config files.
 #[derive(Debug, Clone, Default)]
@@ -34,23 +34,6 @@ pub struct TrainOptions {
     pub resume: bool,
     /// The weak sandbox may be used.
     pub allow_weak_sandbox: bool,
-}
-
-/// Rewards of the control are shuffled by seeds of their own.
-const SHUFFLE_SEEDS: u64 = 3;
-
-/// What a checkpoint keeps of the run beside the learner: all that the loop carries from step to step.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-struct Carried {
-    /// Optimizer steps taken.
-    step: u64,
-    version: PolicyVersion,
-    account: TokenAccount,
-    invalid_trajectories: u64,
-    min_prob_correlation: Option<f64>,
-    max_logprob_diff: Option<f64>,
-    train_curve: Vec<CurvePoint>,
-    wall_seconds: f64,
 }
 
 /// A run while it goes on.
@@ -68,6 +51,9 @@ struct Run {
     metrics: RunMetrics,
     events: EventLog,
     carried: Carried,
+    /// The learner is ahead of `carried`: the steps of a policy version are being taken and written down.
+    is_midway: bool,
+    idle: Idle,
     /// Step of the newest checkpoint.
     saved_at: Option<u64>,
     started: Instant,
@@ -114,6 +100,7 @@ impl Run {
             None => config,
         };
         config.refuse_unsupported(Use::Train)?;
+        let tokenizers = LocalTokenizers::load(&config)?;
 
         let dataset = waves::dataset(&config)?;
         let train_tasks = waves::tasks(&dataset, Split::Train, 0);
@@ -166,7 +153,8 @@ impl Run {
         let model = Arc::new(learner.model().clone());
         let (engine, served) = policy::embedded(&config, &model_path, model, carried.version)?;
         let weak = options.allow_weak_sandbox;
-        let machinery = Machinery::start(&config, &dataset, served, Places::of(&folder), weak).await?;
+        let machinery =
+            Machinery::start(&config, &dataset, served, &tokenizers, Places::of(&folder), weak).await?;
         eprintln!("run folder: {}", folder.root().display());
         Ok(Self {
             companions: companions(&model_path),
@@ -183,6 +171,8 @@ impl Run {
             metrics,
             events,
             carried,
+            is_midway: false,
+            idle: Idle::default(),
             started,
             stop,
             _log: log,
@@ -196,13 +186,17 @@ impl Run {
         if self.carried.step > 0 {
             eprintln!("going on from step {} of {}", self.carried.step, training.max_steps);
         }
+        // One that the run was stopped in.
+        self.due_evaluation().await?;
         let progress = Progress::start("training", training.max_steps);
         progress.set_position(self.carried.step);
         while self.carried.step < training.max_steps {
+            let before = self.carried.step;
             self.step(&progress).await?;
-            if self.carried.step.is_multiple_of(training.checkpoint_interval.max(1)) {
+            if is_reached(training.checkpoint_interval, before, self.carried.step) {
                 self.checkpoint()?;
             }
+            self.due_evaluation().await?;
         }
         progress.finish();
         if self.saved_at != Some(self.carried.step) {
@@ -218,121 +212,81 @@ impl Run {
     /// One policy version: sample, train, publish.
     async fn step(&mut self, progress: &Progress) -> Result<(), RunError> {
         let mut times = StepTimes::start();
-        let version = self.carried.version;
+        let (before, version) = (self.carried.step, self.carried.version);
         let training = self.config.training.clone();
-        let specs = waves::training_specs(
+        let steps = (training.steps_per_rollout_batch() as u64).min(training.max_steps - before);
+        let mut specs = waves::training_specs(
             &training,
             &self.order,
             &self.train_tasks,
             version,
             self.folder.incarnation(),
         )?;
+        // The run's last steps may be fewer: then so are the trials.
+        specs.truncate(steps as usize * training.batch_size);
         let trials = Progress::start("trials", specs.len() as u64);
         let wave =
             waves::wave(&self.machinery, specs, version, &mut self.events, &trials, &self.stop).await?;
         trials.finish();
         times.rollout = wave.wall;
+        let batch = Batch::of(&training, version, &wave.results);
+        if let Some(message) = self.idle.look(&batch)? {
+            tracing::warn!("{message}");
+            self.event(&Event::Warning { message })?;
+        }
 
-        let episodes = self.episodes(&wave, version);
-        let steps = training.steps_per_rollout_batch();
+        self.is_midway = true;
         let started = Instant::now();
         let learner = &mut self.learner;
-        learner::schedule(learner, &training, self.carried.step);
-        let metrics = tokio::task::block_in_place(|| learner.train_version(&episodes, steps, version))
+        let rates: Vec<f64> =
+            (before..before + steps).map(|step| learner::learning_rate(&training, step)).collect();
+        let metrics = tokio::task::block_in_place(|| learner.train_version(&batch.episodes, &rates, version))
             .map_err(|error| RunError::failed("training")(error.into()))?;
         times.train = started.elapsed();
+        times.replay = self.learner.replay_time();
 
         let started = Instant::now();
         let model = Arc::new(self.learner.model().clone());
-        self.carried.version = self
+        let published = self
             .engine
             .publish(model)
             .map_err(|error| RunError::failed("publishing new weights")(error.into()))?;
         times.publish = started.elapsed();
 
-        self.carried.invalid_trajectories += wave.invalid() as u64;
-        for step in &metrics {
-            self.carried.step += 1;
-            self.carried.account.trained += step.sampled_tokens as u64;
-            let least = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::min);
-            let most = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);
-            self.carried.min_prob_correlation =
-                least(self.carried.min_prob_correlation, step.prob_correlation);
-            self.carried.max_logprob_diff = most(self.carried.max_logprob_diff, step.max_logprob_diff);
-            self.carried.train_curve.push(CurvePoint {
-                step: self.carried.step,
-                solve_rate: step.solve_rate,
-                reward_mean: step.reward_mean,
-            });
+        let mut next = self.carried.after(&metrics, batch.account, published)?;
+        next.invalid_trajectories += wave.invalid() as u64;
+        next.is_evaluation_due =
+            is_reached(training.eval_interval, before, next.step) && next.step < training.max_steps;
+        let rows = rows(&metrics, version, &wave, &times);
+        for (step, (metrics, row)) in (before + 1..).zip(metrics.iter().zip(rows)) {
             self.metrics
-                .push(self.carried.step, &row(step, version, &wave, &times))
+                .push(step, &row)
                 .map_err(|error| RunError::failed("writing metrics.parquet")(error.into()))?;
-            let step_event = Event::Step {
-                step: self.carried.step,
+            self.event(&Event::Step {
+                step,
                 policy_version: version,
-                loss: step.loss,
-                solve_rate: Some(step.solve_rate),
-            };
-            self.event(&step_event)?;
+                loss: metrics.loss,
+                solve_rate: Some(metrics.solve_rate),
+            })?;
             progress.advance(1);
-            progress.line(&format!(
-                "step {:>4}  solve rate {:5.1} %  reward {:6.3}  loss {:+.4}  kl {:.4}  entropy {:.3}  \
-                 log-prob diff {}  {:.1} s (trials {:.1}, training {:.1})",
-                self.carried.step,
-                100.0 * step.solve_rate,
-                step.reward_mean,
-                step.loss,
-                step.kl.unwrap_or(0.0),
-                step.entropy,
-                step.max_logprob_diff.unwrap_or(0.0),
-                times.total().as_secs_f64(),
-                times.rollout.as_secs_f64(),
-                times.train.as_secs_f64(),
-            ));
+            progress.line(&step_line(step, metrics, &times));
         }
-        self.carried.account.check()?;
-        self.event(&Event::WeightsPublished {
-            policy_version: self.carried.version,
-            step: self.carried.step,
-        })?;
-        let interval = training.eval_interval;
-        if interval > 0
-            && self.carried.step.is_multiple_of(interval)
-            && self.carried.step < training.max_steps
-        {
-            self.evaluation(&format!("step-{}", self.carried.step)).await?;
-        }
+        self.event(&Event::WeightsPublished { policy_version: published, step: next.step })?;
+        self.carried = next;
+        self.is_midway = false;
         Ok(())
     }
 
-    /// Graded trials as the learner takes them; every token that is not among them is booked.
-    fn episodes(&mut self, wave: &Wave, version: PolicyVersion) -> Vec<Episode> {
-        let mut rewards: Vec<f64> = wave.results.iter().filter_map(|result| result.reward).collect();
-        if self.config.training.shuffle_rewards {
-            for last in (1..rewards.len()).rev() {
-                let random = derive_seed(&[self.config.training.seed, SHUFFLE_SEEDS, version.0, last as u64]);
-                rewards.swap(last, (random % (last as u64 + 1)) as usize);
+    /// The evaluation between steps that comes before the next step, if one does.
+    async fn due_evaluation(&mut self) -> Result<(), RunError> {
+        if self.carried.is_evaluation_due {
+            let evaluation = self.evaluation(&format!("step-{}", self.carried.step)).await?;
+            self.carried.is_evaluation_due = false;
+            if let Some(evaluation) = evaluation {
+                self.carried.evaluations.merge(&evaluation.tokens);
             }
         }
-        let mut rewards = rewards.into_iter();
-        let mut episodes = Vec::with_capacity(wave.results.len());
-        for result in &wave.results {
-            self.carried.account.add_trial(result);
-            if result.reward.is_some()
-                && let Some(reward) = rewards.next()
-            {
-                episodes.push(Episode {
-                    episode_id: result.spec.episode,
-                    group_id: result.spec.group,
-                    reward,
-                    samples: result.samples.clone(),
-                });
-            } else {
-                let tokens = result.samples.iter().map(|s| s.sampled_tokens() as u64).sum();
-                self.carried.account.add_left_out(&Disposition::Masked("no reward".to_owned()), tokens);
-            }
-        }
-        episodes
+        Ok(())
     }
 
     /// A held-out evaluation of the policy as it is; read from the run folder if it was made before.
@@ -351,6 +305,7 @@ impl Run {
             && let Ok(evaluation) = serde_json::from_slice::<Evaluation>(&text)
             && evaluation.step == of_step
         {
+            self.amend_evaluated(label, &evaluation, None)?;
             return Ok(Some(evaluation));
         }
         if of_step != self.carried.step {
@@ -368,13 +323,33 @@ impl Run {
         )?;
         let at = waves::At { step: self.carried.step, version: self.carried.version, label };
         let (machinery, events) = (&self.machinery, &mut self.events);
+        let started = Instant::now();
         let evaluation =
             waves::evaluate(machinery, specs, at, training.eval_samples, events, &self.stop).await?;
         write_json(&path, &evaluation)?;
+        self.amend_evaluated(label, &evaluation, Some(started.elapsed()))?;
         Ok(Some(evaluation))
     }
 
+    /// Adds an evaluation to the row of its step; the one before the first step has none.
+    fn amend_evaluated(
+        &mut self,
+        label: &str,
+        evaluation: &Evaluation,
+        took: Option<Duration>,
+    ) -> Result<(), RunError> {
+        if label == "before" { Ok(()) } else { self.amend(&evaluation_row(evaluation, took)) }
+    }
+
+    /// Adds to the row of the last step what came after it.
+    fn amend(&mut self, values: &[(&'static str, MetricValue)]) -> Result<(), RunError> {
+        self.metrics
+            .amend(self.carried.step, values)
+            .map_err(|error| RunError::failed("writing metrics.parquet")(error.into()))
+    }
+
     fn checkpoint(&mut self) -> Result<(), RunError> {
+        let started = Instant::now();
         let mut carried = self.carried.clone();
         carried.wall_seconds += self.started.elapsed().as_secs_f64();
         let state = serde_json::to_value(&carried)
@@ -384,6 +359,7 @@ impl Run {
             .save(self.carried.step, &self.learner, &self.companions, &state)
             .map_err(|error| RunError::failed("saving a checkpoint")(error.into()))?;
         self.saved_at = Some(self.carried.step);
+        self.amend(&[("checkpoint_seconds", started.elapsed().as_secs_f64().into())])?;
         self.event(&Event::CheckpointSaved { step: self.carried.step, path })
     }
 
@@ -391,9 +367,10 @@ impl Run {
     fn leave(&mut self, error: &RunError) {
         let step = self.carried.step;
         let is_ahead = step > 0 && self.saved_at != Some(step);
-        // An account that is off is not carried on.
+        // Midway there is no complete step to save: some of its updates are made and others are not, or its rows are
+        // not written. It is taken again from the last checkpoint.
         if is_ahead
-            && !matches!(error, RunError::Unbalanced { .. })
+            && !self.is_midway
             && let Err(error) = self.checkpoint()
         {
             tracing::error!("no checkpoint of step {step}: {error}");
@@ -411,6 +388,7 @@ impl Run {
         let solve_rate = |e: &Option<Evaluation>| e.as_ref().and_then(|e| e.rates.solve_rate);
         let greedy = |e: &Option<Evaluation>| e.as_ref().and_then(|e| e.rates.greedy);
         let mut tokens = self.carried.account.clone();
+        tokens.merge(&self.carried.evaluations);
         for evaluation in before.iter().chain(&after) {
             tokens.merge(&evaluation.tokens);
         }
@@ -422,6 +400,7 @@ impl Run {
             min_prob_correlation: self.carried.min_prob_correlation,
             max_logprob_diff: self.carried.max_logprob_diff,
             wall_seconds: self.carried.wall_seconds + self.started.elapsed().as_secs_f64(),
+            run_folder: self.folder.root().to_owned(),
             steps: self.carried.step,
             seed: self.config.training.seed,
             lego_version: version_text(),
@@ -439,6 +418,24 @@ impl Run {
     }
 }
 
+/// What a person reads of a step. `-`: there was nothing to measure it on.
+fn step_line(step: u64, metrics: &StepMetrics, times: &StepTimes) -> String {
+    let shown = |value: Option<f64>, format: fn(f64) -> String| value.map_or("-".to_owned(), format);
+    format!(
+        "step {step:>4}  solve rate {:5.1} %  reward {:6.3}  loss {}  kl {}  entropy {}  log-prob diff {}  {:.1} s \
+         (trials {:.1}, training {:.1})",
+        100.0 * metrics.solve_rate,
+        metrics.reward_mean,
+        shown(metrics.loss, |loss| format!("{loss:+.4}")),
+        shown(metrics.kl, |kl| format!("{kl:.4}")),
+        shown(metrics.entropy, |entropy| format!("{entropy:.3}")),
+        shown(metrics.max_logprob_diff, |diff| format!("{diff}")),
+        times.total().as_secs_f64(),
+        times.rollout.as_secs_f64(),
+        times.train.as_secs_f64(),
+    )
+}
+
 /// Files of the starting policy that every checkpoint needs too.
 fn companions(model_path: &Path) -> Vec<PathBuf> {
     ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"]
@@ -450,4 +447,22 @@ fn companions(model_path: &Path) -> Vec<PathBuf> {
 
 pub fn version_text() -> String {
     format!("{} ({})", env!("CARGO_PKG_VERSION"), env!("LEGO_GIT_COMMIT"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_without_a_token_to_train_on_shows_no_numbers_of_tokens() {
+        let line = |metrics: &StepMetrics| step_line(3, metrics, &StepTimes::start());
+        let nothing = line(&StepMetrics::default());
+        assert!(nothing.contains("loss -  kl -  entropy -  log-prob diff -  "), "{nothing}");
+        let metrics = StepMetrics { loss: Some(0.25), max_logprob_diff: Some(0.0), ..StepMetrics::default() };
+        let measured = line(&metrics);
+        assert!(
+            measured.contains("loss +0.2500  kl -  ") && measured.contains("log-prob diff 0  "),
+            "{measured}"
+        );
+    }
 }

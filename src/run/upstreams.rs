@@ -7,7 +7,7 @@ use super::RunError;
 use super::policy::engine;
 use crate::config::Config;
 use crate::model::Model;
-use crate::proxy::RouteOptions;
+use crate::proxy::{LocalTokenizers, RouteOptions};
 use crate::record::PolicyVersion;
 use crate::upstream::{ConnectError, Upstream};
 
@@ -15,7 +15,10 @@ use crate::upstream::{ConnectError, Upstream};
 ///
 /// # Errors
 /// A key variable that is not set, a server or a model that cannot be used.
-pub fn upstreams(config: &Config) -> Result<(Option<Arc<Upstream>>, Vec<RouteOptions>), RunError> {
+pub fn upstreams(
+    config: &Config,
+    tokenizers: &LocalTokenizers,
+) -> Result<(Option<Arc<Upstream>>, Vec<RouteOptions>), RunError> {
     let mut engines = BTreeMap::new();
     for folder in config.embedded_models() {
         let model = Model::load(&folder).map_err(RunError::because("loading a model"))?;
@@ -27,7 +30,7 @@ pub fn upstreams(config: &Config) -> Result<(Option<Arc<Upstream>>, Vec<RouteOpt
     let shared = (is_shared || has_default)
         .then(|| Upstream::from_config(config, &config.proxy.server(), &engines).map(Arc::new))
         .transpose()?;
-    let routes = RouteOptions::from_config(config, shared.as_ref(), &engines)?;
+    let routes = RouteOptions::from_config(config, shared.as_ref(), &engines, tokenizers)?;
     Ok((shared.filter(|_| has_default), routes))
 }
 

@@ -62,6 +62,7 @@ pub fn training_specs(
                 purpose: Purpose::Training,
                 seed: derive_seed(&[training.seed, TRAINING_SEEDS, group, member]),
                 temperature: training.temperature,
+                is_greedy: false,
             });
         }
     }
@@ -90,6 +91,7 @@ pub fn evaluation_specs(
                 purpose: Purpose::Evaluation,
                 seed: derive_seed(&[training.seed, EVALUATION_SEEDS, index as u64, sample as u64]),
                 temperature: if is_greedy { 0.0 } else { training.temperature },
+                is_greedy,
             });
         }
     }
@@ -271,7 +273,7 @@ fn evaluation_of(step: u64, samples: usize, wave: &Wave) -> Result<Evaluation, R
         .map(|result| EvaluationTrial {
             task_id: result.spec.task.instance_id.clone(),
             family: result.spec.task.bug_family().unwrap_or("unlabelled").to_owned(),
-            is_greedy: result.spec.temperature == 0.0,
+            is_greedy: result.spec.is_greedy,
             reward: result.reward,
             turns: result.turns,
         })
@@ -282,4 +284,61 @@ fn evaluation_of(step: u64, samples: usize, wave: &Wave) -> Result<Evaluation, R
     }
     evaluation.tokens.check()?;
     Ok(evaluation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Termination;
+
+    fn task() -> Arc<Task> {
+        Arc::new(Task {
+            instance_id: "t-1".parse().expect("id"),
+            repo: "r".into(),
+            base_commit: "0".repeat(40),
+            problem_statement: "p".into(),
+            patch: "p".into(),
+            test_patch: "t".into(),
+            fail_to_pass: vec!["a".into()],
+            pass_to_pass: Vec::new(),
+            split: Split::Heldout,
+            bundle: "b".into(),
+            extra: serde_json::Map::new(),
+        })
+    }
+
+    /// Rewards 1, 0, … in the order of the trials.
+    fn rates(samples: usize, has_greedy: bool) -> super::super::evaluation::Rates {
+        let training = Training { temperature: 0.0, ..Training::default() };
+        let specs = evaluation_specs(&training, &[task()], samples, has_greedy, "x", 0).expect("specs");
+        let results = specs
+            .into_iter()
+            .zip([1.0, 0.0].into_iter().cycle())
+            .map(|(spec, reward)| TrialResult {
+                spec,
+                outcome: Outcome::Valid { termination: Termination::Completed },
+                reward: Some(reward),
+                samples: Vec::new(),
+                left_out: Vec::new(),
+                sampled_tokens: 0,
+                turns: 1,
+                measured_prompts: 0,
+                prompt_tokens: 0,
+                attempts: 1,
+                wall: Duration::ZERO,
+                verify: Duration::ZERO,
+            })
+            .collect();
+        evaluation_of(0, samples, &Wave { results, wall: Duration::ZERO }).expect("balanced").rates
+    }
+
+    #[test]
+    fn samples_at_temperature_0_are_samples_beside_the_greedy_trial() {
+        let sampled = rates(4, false);
+        assert_eq!((sampled.solve_rate, sampled.greedy, sampled.pass_at_k), (Some(0.5), None, Some(1.0)));
+        let both = rates(4, true);
+        assert_eq!((both.solve_rate, both.greedy), (Some(0.5), Some(1.0)));
+        let greedy = rates(0, true);
+        assert_eq!((greedy.solve_rate, greedy.greedy, greedy.pass_at_k), (None, Some(1.0), None));
+    }
 }

@@ -16,8 +16,10 @@ mod linux;
 mod select;
 mod spec;
 
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) use linux::as_ordinary_user;
 #[cfg(target_os = "linux")]
-pub use linux::init_main;
+pub use linux::{init_main, make_readable, remove_tree};
 pub use select::{Attempt, Choice, Examination, Options, UnknownChoice, examine, select, select_with};
 pub use spec::{
     Backend, Capabilities, DiskLimit, Enforcement, Exec, Exit, Limits, Mount, Sandbox, SandboxError, Spec,
@@ -31,4 +33,20 @@ pub const INIT_ARGUMENT: &str = "__sandbox-init";
 pub fn init_main() -> ! {
     eprintln!("lego: sandboxes need Linux");
     std::process::exit(1)
+}
+
+/// Elsewhere than on Linux no program has run that could have locked anything.
+#[cfg(not(target_os = "linux"))]
+pub fn make_readable(_root: &std::path::Path) {}
+
+/// Removes a tree; one that is not there is removed already.
+///
+/// # Errors
+/// What cannot be removed.
+#[cfg(not(target_os = "linux"))]
+pub fn remove_tree(root: &std::path::Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(root) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }

@@ -16,6 +16,8 @@ pub struct Limits {
     pub max_processes: Option<u64>,
     /// Bytes that the sandbox may write outside its workspace (tmpfs size).
     pub tmp_bytes: Option<u64>,
+    /// Bytes that the sandbox may add to each writable mount.
+    pub workspace_bytes: Option<u64>,
     /// CPU seconds of a single process.
     pub cpu_seconds: Option<u64>,
 }
@@ -74,13 +76,14 @@ pub enum Enforcement {
     None,
 }
 
-/// How the disk limit is kept.
+/// How a limit on files is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DiskLimit {
+    /// By the kernel: the size of a file system.
     Exact,
+    /// A watcher looks at the size, and kills. Every single file is held exactly.
     Polled,
-    None,
 }
 
 /// What a backend can enforce on this machine; stored in trial records and the report.
@@ -92,7 +95,10 @@ pub struct Capabilities {
     pub mode: String,
     pub memory: Enforcement,
     pub processes: Enforcement,
+    /// Of writable mounts, such as the workspace.
     pub disk: DiskLimit,
+    /// Of `/tmp` and other places that can be written.
+    pub tmp: DiskLimit,
     /// False for the weak sandbox: shown and stored in the report.
     pub is_isolated: bool,
 }

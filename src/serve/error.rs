@@ -62,9 +62,10 @@ impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
         let status = match error {
             EngineError::QueueFull { .. } | EngineError::Ended => StatusCode::SERVICE_UNAVAILABLE,
-            EngineError::Thread(_) | EngineError::Option { .. } | EngineError::OtherArchitecture { .. } => {
-                StatusCode::INTERNAL_SERVER_ERROR
-            }
+            EngineError::Thread(_)
+            | EngineError::Option { .. }
+            | EngineError::Cache { .. }
+            | EngineError::OtherArchitecture { .. } => StatusCode::INTERNAL_SERVER_ERROR,
             EngineError::PromptTooLong { .. }
             | EngineError::ContextExceeded { .. }
             | EngineError::EmptyPrompt

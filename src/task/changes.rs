@@ -4,15 +4,19 @@
 //! attribute or hook of its making can run or rewrite anything.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::store::StoreError;
 
-const MAX_ENTRIES: usize = 10_000;
+/// Files and folders that a workspace may have beyond those of the base tree.
+const MAX_NEW_ENTRIES: usize = 10_000;
 const MAX_FILE_BYTES: u64 = 1 << 20;
 const MAX_DIFF_BYTES: usize = 4 << 20;
+/// Far below what a path may have, so that the verifier's copy can be read wherever it lies.
+const MAX_PATH_BYTES: usize = 1024;
 const CONTEXT_LINES: usize = 3;
 
 /// A workspace whose changes cannot be had.
@@ -43,23 +47,42 @@ struct Entry {
     is_executable: bool,
 }
 
+/// The regular files and the folders of a tree by path. What is wrong with the agent's tree is the agent's own doing,
+/// unless the machine itself fails; what is wrong with the base tree never is.
+#[derive(Debug)]
+struct Tree<'a> {
+    root: &'a Path,
+    is_agents: bool,
+    files: BTreeMap<String, Entry>,
+    folders: BTreeSet<String>,
+}
+
 impl Changes {
-    /// Compares regular files. `.git` at the top and Python's byte code are left out.
+    /// Compares regular files. `.git` at the top and Python's byte code are left out. The limits hold for what was
+    /// changed: the base tree may have any file.
     ///
     /// # Errors
-    /// [`ChangeError::Refused`] for links, devices, binary or very large files, and names that a patch
-    /// cannot hold.
+    /// [`ChangeError::Refused`] for links, devices, changed files that are binary or very large, names that a patch
+    /// cannot hold, and what cannot be read because of what the agent did to it.
     pub fn between(base: &Path, workspace: &Path) -> Result<Self, ChangeError> {
-        let before = list(base)?;
-        let after = list(workspace)?;
-        let paths: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+        let before = Tree::list(base, None)?;
+        let after = Tree::list(workspace, Some(&before))?;
+        let paths: BTreeSet<&String> = before.files.keys().chain(after.files.keys()).collect();
         let mut changes = Self::default();
         for path in paths {
-            let old = side(base, path, before.get(path))?;
-            let new = side(workspace, path, after.get(path))?;
-            if old == new {
+            if before.has_same(&after, path)? {
                 continue;
             }
+            if !can_be_in_a_patch(path) {
+                return refuse(path, "is changed, and a patch cannot hold its name");
+            }
+            if path.len() > MAX_PATH_BYTES {
+                return refuse(
+                    path,
+                    &format!("is changed, and its path is longer than {MAX_PATH_BYTES} bytes"),
+                );
+            }
+            let (old, new) = (before.side(path)?, after.side(path)?);
             let [old, new] = [old, new].map(|side| side.map(|side| side.text(path)).transpose());
             write_file(&mut changes.diff, path, old?, new?);
             changes.paths.push(path.clone());
@@ -92,54 +115,129 @@ impl Side {
     }
 }
 
-fn side(folder: &Path, path: &str, entry: Option<&Entry>) -> Result<Option<Side>, ChangeError> {
-    let Some(entry) = entry else {
-        return Ok(None);
-    };
-    if entry.bytes > MAX_FILE_BYTES {
-        return refuse(path, &format!("is larger than {MAX_FILE_BYTES} bytes"));
+impl<'a> Tree<'a> {
+    /// Lists a tree without following links: the base tree, or with `base` the agent's.
+    fn list(root: &'a Path, base: Option<&Tree<'_>>) -> Result<Self, ChangeError> {
+        let is_agents = base.is_some();
+        let mut tree = Self { root, is_agents, files: BTreeMap::new(), folders: BTreeSet::new() };
+        let is_in_base =
+            |path: &str| base.is_none_or(|base| base.files.contains_key(path) || base.folders.contains(path));
+        let mut folders = vec![String::new()];
+        let mut new_entries = 0;
+        while let Some(folder) = folders.pop() {
+            let failed = |cause| tree.failed(&folder, cause);
+            let listing = std::fs::read_dir(root.join(&folder)).map_err(failed)?;
+            let entries = listing.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+            for entry in entries {
+                let name = entry.file_name();
+                let path = format!("{folder}{}", name.to_string_lossy());
+                if path == ".git" || name == "__pycache__" {
+                    continue;
+                }
+                if name.to_str().is_none() {
+                    let cause = io::Error::new(io::ErrorKind::InvalidFilename, "the name is not UTF-8");
+                    return Err(tree.failed(&path, cause));
+                }
+                if !is_in_base(&path) {
+                    new_entries += 1;
+                    if new_entries > MAX_NEW_ENTRIES {
+                        return refuse(&path, &format!("more than {MAX_NEW_ENTRIES} files are new"));
+                    }
+                    if !can_be_in_a_patch(&path) {
+                        return refuse(&path, "a patch cannot hold this name");
+                    }
+                }
+                let meta = entry.metadata().map_err(|cause| tree.failed(&path, cause))?;
+                let kind = meta.file_type();
+                if kind.is_dir() {
+                    folders.push(format!("{path}/"));
+                    tree.folders.insert(path);
+                } else if kind.is_file() {
+                    let is_executable = meta.permissions().mode() & 0o100 != 0;
+                    tree.files.insert(path, Entry { bytes: meta.len(), is_executable });
+                } else {
+                    return refuse(&path, "is not a regular file");
+                }
+            }
+        }
+        Ok(tree)
     }
-    let full = folder.join(path);
-    let content = std::fs::read(&full).map_err(|cause| ChangeError::Io { path: full.clone(), cause })?;
-    Ok(Some(Side { content, is_executable: entry.is_executable }))
-}
 
-/// The regular files of a tree by path, without following links.
-fn list(root: &Path) -> Result<BTreeMap<String, Entry>, ChangeError> {
-    let mut found = BTreeMap::new();
-    let mut folders = vec![String::new()];
-    let mut seen = 0;
-    while let Some(folder) = folders.pop() {
-        let full = root.join(&folder);
-        let failed = |cause| ChangeError::Io { path: full.clone(), cause };
-        for entry in std::fs::read_dir(&full).map_err(failed)? {
-            let entry = entry.map_err(failed)?;
-            let name = entry.file_name();
-            let path = format!("{folder}{}", name.to_string_lossy());
-            if path == ".git" || name == "__pycache__" {
-                continue;
+    /// Have both trees the same file here, or none?
+    fn has_same(&self, other: &Self, path: &str) -> Result<bool, ChangeError> {
+        let (mine, theirs) = (self.files.get(path), other.files.get(path));
+        if mine.is_none() || mine != theirs {
+            return Ok(mine == theirs);
+        }
+        let (mut mine, mut theirs) = (self.open(path)?, other.open(path)?);
+        let (mut a, mut b) = ([0; 16 * 1024], [0; 16 * 1024]);
+        loop {
+            let read = fill(&mut mine, &mut a).map_err(|cause| self.failed(path, cause))?;
+            if read != fill(&mut theirs, &mut b).map_err(|cause| other.failed(path, cause))?
+                || a[..read] != b[..read]
+            {
+                return Ok(false);
             }
-            seen += 1;
-            if seen > MAX_ENTRIES {
-                return refuse(&path, &format!("the workspace has more than {MAX_ENTRIES} files"));
-            }
-            let is_plain = |c: char| !c.is_control() && !matches!(c, '"' | '\\' | '\u{fffd}');
-            if !path.chars().all(is_plain) || path.ends_with(' ') || name == ".git" {
-                return refuse(&path, "a patch cannot hold this name");
-            }
-            let meta = entry.metadata().map_err(failed)?;
-            let kind = meta.file_type();
-            if kind.is_dir() {
-                folders.push(format!("{path}/"));
-            } else if kind.is_file() {
-                let is_executable = meta.permissions().mode() & 0o100 != 0;
-                found.insert(path, Entry { bytes: meta.len(), is_executable });
-            } else {
-                return refuse(&path, "is not a regular file");
+            if read == 0 {
+                return Ok(true);
             }
         }
     }
-    Ok(found)
+
+    /// A file that is changed.
+    fn side(&self, path: &str) -> Result<Option<Side>, ChangeError> {
+        let Some(entry) = self.files.get(path) else {
+            return Ok(None);
+        };
+        if entry.bytes > MAX_FILE_BYTES {
+            return refuse(path, &format!("is changed and larger than {MAX_FILE_BYTES} bytes"));
+        }
+        let mut content = Vec::new();
+        self.open(path)?.read_to_end(&mut content).map_err(|cause| self.failed(path, cause))?;
+        Ok(Some(Side { content, is_executable: entry.is_executable }))
+    }
+
+    fn open(&self, path: &str) -> Result<File, ChangeError> {
+        File::open(self.root.join(path)).map_err(|cause| self.failed(path, cause))
+    }
+
+    /// Whose fault it is that something cannot be read. The workspace itself is lego's to keep.
+    fn failed(&self, path: &str, cause: io::Error) -> ChangeError {
+        let is_gone = path.is_empty() && cause.kind() == io::ErrorKind::NotFound;
+        if self.is_agents && !is_gone && !is_the_machines(&cause) {
+            let (path, reason) = (path.to_owned(), format!("cannot be read: {cause}"));
+            return ChangeError::Refused { path, reason };
+        }
+        ChangeError::Io { path: self.root.join(path), cause }
+    }
+}
+
+/// Errors that nothing in a workspace brings about.
+fn is_the_machines(cause: &io::Error) -> bool {
+    use io::ErrorKind::{OutOfMemory, QuotaExceeded, StaleNetworkFileHandle, StorageFull};
+    /// EIO, ENFILE and EMFILE, which have no kind.
+    const WITHOUT_A_KIND: [i32; 3] = [5, 23, 24];
+    matches!(cause.kind(), OutOfMemory | QuotaExceeded | StaleNetworkFileHandle | StorageFull)
+        || cause.raw_os_error().is_some_and(|code| WITHOUT_A_KIND.contains(&code))
+}
+
+fn can_be_in_a_patch(path: &str) -> bool {
+    let is_plain = |c: char| !c.is_control() && !matches!(c, '"' | '\\' | '\u{fffd}');
+    path.chars().all(is_plain) && !path.ends_with(' ') && !path.split('/').any(|name| name == ".git")
+}
+
+/// Reads until the buffer is full or the file ends.
+fn fill(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match file.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
 }
 
 fn refuse<T>(path: &str, reason: &str) -> Result<T, ChangeError> {
@@ -286,5 +384,90 @@ mod tests {
         assert_eq!(refused(&|root| write(root, &[("d/.git/config", "")])), "d/.git");
         let huge = "x".repeat(usize::try_from(MAX_FILE_BYTES).expect("size") + 1);
         assert_eq!(refused(&|root| write(root, &[("big", &huge)])), "big");
+    }
+
+    #[test]
+    fn limits_hold_for_what_was_changed_and_not_for_the_base() {
+        let huge = "x".repeat(usize::try_from(MAX_FILE_BYTES).expect("size") + 1);
+        let files = [("a.py", "x\n"), ("huge.txt", huge.as_str()), ("l.bin", "\0"), ("odd \"name\"/a ", "x")];
+        let (_root, base, workspace) = folders(&files, &files);
+        for number in 0..=MAX_NEW_ENTRIES {
+            for folder in [&base, &workspace] {
+                File::create(folder.join(format!("n{number}"))).expect("file");
+            }
+        }
+        assert_eq!(Changes::between(&base, &workspace).expect("nothing changed"), Changes::default());
+        write(&workspace, &[("a.py", "y\n")]);
+        assert_eq!(Changes::between(&base, &workspace).expect("one changed").paths, ["a.py"]);
+        for path in ["huge.txt", "l.bin", "odd \"name\"/a "] {
+            let kept = std::fs::read(workspace.join(path)).expect("file");
+            // The same size, so that the content decides.
+            write(&workspace, &[(path, &"z".repeat(kept.len()))]);
+            match Changes::between(&base, &workspace) {
+                Err(ChangeError::Refused { path: refused, .. }) => assert_eq!(refused, path),
+                other => panic!("{path:?}: {other:?}"),
+            }
+            std::fs::write(workspace.join(path), kept).expect("write");
+        }
+    }
+
+    /// Folders so deep that no path names the last one.
+    fn nest(root: &Path) {
+        let name = "d".repeat(240);
+        let made = std::process::Command::new("/bin/sh")
+            .args(["-c", "for i in $(seq 30); do mkdir $0 && cd -P ./$0 || exit 1; done", &name])
+            .current_dir(root)
+            .status();
+        assert!(made.expect("sh").success());
+    }
+
+    #[test]
+    fn what_an_agent_makes_unreadable_is_its_own_doing_and_a_failing_machine_is_not() {
+        let (_root, base, workspace) = folders(&[("a.py", "x\n")], &[("a.py", "x\n")]);
+        nest(&workspace);
+        let refused = Changes::between(&base, &workspace);
+        assert!(matches!(refused, Err(ChangeError::Refused { .. })), "{refused:?}");
+        // The same in the base tree is not the agent's.
+        let broken = Changes::between(&workspace, &base);
+        assert!(matches!(broken, Err(ChangeError::Io { .. })), "{broken:?}");
+        let gone = Changes::between(&base, &workspace.join("none"));
+        assert!(matches!(gone, Err(ChangeError::Io { .. })), "{gone:?}");
+
+        let tree = Tree { root: &base, is_agents: true, files: BTreeMap::new(), folders: BTreeSet::new() };
+        // ENAMETOOLONG, ELOOP, EACCES, ENOENT, ENOTDIR; ENOSPC, EIO, EMFILE, ENOMEM.
+        for code in [36, 40, 13, 2, 20] {
+            let error = tree.failed("a.py", io::Error::from_raw_os_error(code));
+            assert!(matches!(error, ChangeError::Refused { .. }), "{error:?}");
+        }
+        for code in [28, 5, 24, 12] {
+            let error = tree.failed("a.py", io::Error::from_raw_os_error(code));
+            assert!(matches!(error, ChangeError::Io { .. }), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_agent_keeps_from_being_read_is_its_own_doing() {
+        let (_root, base, workspace) = folders(&[("a.py", "x\n")], &[("a.py", "y\n")]);
+        // A path longer than the system takes, and one that would be too long where the diff is verified.
+        let name = "d".repeat(250);
+        let (mut deep, mut path) = (workspace.clone(), PathBuf::new());
+        while deep.as_os_str().len() + name.len() < 4000 {
+            deep.push(&name);
+            path.push(&name);
+            std::fs::create_dir(&deep).expect("folder");
+        }
+        std::fs::write(deep.join("f"), "x").expect("file");
+        let refused = |error| match error {
+            Err(ChangeError::Refused { path, reason }) => (path, reason),
+            other => panic!("{other:?}"),
+        };
+        let (found, reason) = refused(Changes::between(&base, &workspace));
+        assert_eq!(found, path.join("f").to_string_lossy());
+        assert!(reason.contains("longer than 1024 bytes"), "{reason}");
+        let last = std::fs::File::open(&deep).expect("folder");
+        let below = format!("/proc/self/fd/{}/{name}/{name}", std::os::fd::AsRawFd::as_raw_fd(&last));
+        std::fs::create_dir_all(below).expect("folder");
+        let (found, reason) = refused(Changes::between(&base, &workspace));
+        assert!(found.starts_with(&name) && reason.contains("cannot be read"), "{found}: {reason}");
     }
 }

@@ -92,7 +92,16 @@ pub fn git<S: AsRef<OsStr>>(folder: &Path, args: &[S], stdin: &[u8]) -> Result<V
 /// Applies a patch to the files of a folder that is no repository. Paths outside it are refused.
 ///
 /// # Errors
-/// [`GitError::Failed`] when the patch does not apply; nothing is changed then.
+/// [`GitError::Failed`] when the patch does not apply, or the files cannot be written: [`check`] tells one from the
+/// other.
 pub fn apply(folder: &Path, patch: &[u8]) -> Result<(), GitError> {
     git(folder, &["apply", "--whitespace=nowarn", "-"], patch).map(|_| ())
+}
+
+/// Whether a patch applies to the files of a folder; nothing is written.
+///
+/// # Errors
+/// [`GitError::Failed`] when it does not.
+pub fn check(folder: &Path, patch: &[u8]) -> Result<(), GitError> {
+    git(folder, &["apply", "--check", "--whitespace=nowarn", "-"], patch).map(|_| ())
 }

@@ -163,8 +163,9 @@ impl TaskStore {
         let mut files = Vec::new();
         let mut ids = String::new();
         for entry in listing.split(|&byte| byte == 0).filter(|entry| !entry.is_empty()) {
-            let entry = String::from_utf8_lossy(entry).into_owned();
-            let (meta, path) = entry.split_once('\t').unwrap_or((&entry, ""));
+            let entry = std::str::from_utf8(entry)
+                .map_err(|_| kind(&String::from_utf8_lossy(entry), "name that is not UTF-8"))?;
+            let (meta, path) = entry.split_once('\t').unwrap_or((entry, ""));
             let mut meta = meta.split(' ');
             let (mode, _, id) = (meta.next(), meta.next(), meta.next().unwrap_or(""));
             let permissions = match mode {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::git::{GitError, apply};
+use super::git::{GitError, apply, check};
 use super::store::{Cached, StoreError, absolute, copy_tree};
 use super::verdict::{Verdict, grade, parse};
 use super::{Task, TaskStore};
 use crate::record::InfraFailure;
-use crate::sandbox::{Backend, Exec, Exit, Limits, Mount, SandboxError, Spec};
+use crate::sandbox::{Backend, Exec, Exit, Limits, Mount, SandboxError, Spec, remove_tree};
 
 const RUNNER: &str = include_str!("runner.py");
 const RUNNER_INSIDE: &str = "/opt/lego/runner.py";
@@ -45,6 +45,7 @@ impl VerifierOptions {
                 memory_bytes: Some(512 << 20),
                 max_processes: Some(32),
                 tmp_bytes: Some(16 << 20),
+                workspace_bytes: None,
                 cpu_seconds: Some(5),
             },
             timeout: Duration::from_secs(30),
@@ -59,21 +60,23 @@ pub struct Verifier {
     options: Arc<VerifierOptions>,
 }
 
-/// A tree under test; removed on drop.
+/// A folder that is removed on drop.
+#[derive(Debug)]
+struct Scratch(PathBuf);
+
+/// A tree under test.
 #[derive(Debug)]
 struct Staged {
-    folder: PathBuf,
+    folder: Scratch,
     cached: Cached,
     hidden_files: Vec<PathBuf>,
     restored_paths: Vec<String>,
 }
 
-impl Drop for Staged {
+impl Drop for Scratch {
     fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.folder)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
-            tracing::warn!("cannot remove {}: {error}", self.folder.display());
+        if let Err(error) = remove_tree(&self.0) {
+            tracing::warn!("cannot remove {}: {error}", self.0.display());
         }
     }
 }
@@ -157,6 +160,33 @@ impl Verifier {
         Ok(verdict)
     }
 
+    /// The reference patch as a trial's own diff: applied to a workspace, and read from it as an agent's changes are.
+    ///
+    /// # Errors
+    /// For people: why no trial could hand in this solution.
+    pub async fn reference_diff(&self, task: &Task) -> Result<Vec<u8>, String> {
+        let (verifier, task) = (self.clone(), task.clone());
+        let read = tokio::task::spawn_blocking(move || verifier.read_reference(&task)).await;
+        read.map_err(|error| error.to_string())?
+    }
+
+    fn read_reference(&self, task: &Task) -> Result<Vec<u8>, String> {
+        let number = NEXT_SCRATCH.fetch_add(1, Ordering::Relaxed);
+        let name = format!("reference-{}-{number}", std::process::id());
+        let workspace = Scratch(self.options.scratch.join(name));
+        self.store.prepare(task, &workspace.0).map_err(|error| error.to_string())?;
+        let changes = |what: &str| {
+            let changes = self.store.changes(task, &workspace.0);
+            changes.map_err(|error| format!("{what} cannot be had as a trial's changes: {error}"))
+        };
+        if let Some(path) = changes("an untouched workspace")?.paths.first() {
+            return Err(format!("an untouched workspace differs from base_commit in {path}"));
+        }
+        apply(&workspace.0, task.patch.as_bytes())
+            .map_err(|error| format!("the reference patch does not apply to base_commit: {error}"))?;
+        Ok(changes("the reference patch")?.diff)
+    }
+
     /// The tree under test, or why the diff is refused.
     async fn stage_on_a_thread(
         &self,
@@ -181,7 +211,7 @@ impl Verifier {
         let number = NEXT_SCRATCH.fetch_add(1, Ordering::Relaxed);
         let name = format!("verify-{}-{number}", std::process::id());
         let mut staged = Staged {
-            folder: self.options.scratch.join(name),
+            folder: Scratch(self.options.scratch.join(name)),
             cached,
             hidden_files,
             restored_paths: Vec::new(),
@@ -189,10 +219,7 @@ impl Verifier {
         let tree = staged.tree();
         copy_tree(&staged.cached.tree, &tree)?;
         if !diff.is_empty() {
-            apply(&tree, diff).map_err(|error| match error {
-                GitError::Failed { message, .. } => StageError::Diff(message),
-                other => StageError::Git(other),
-            })?;
+            apply_to_copy(&staged.cached.tree, &tree, diff)?;
             refuse_links(&tree)?;
         }
         let places: Vec<PathBuf> = staged.hidden_files.iter().map(|file| test_place(file)).collect();
@@ -243,13 +270,22 @@ impl Verifier {
     }
 }
 
+/// Applies a diff to `tree`, a copy of `base`. Only a diff that `base` itself refuses is at fault; what else fails (a
+/// full disk) is the machinery.
+fn apply_to_copy(base: &Path, tree: &Path, diff: &[u8]) -> Result<(), StageError> {
+    apply(tree, diff).map_err(|error| match (&error, check(base, diff)) {
+        (GitError::Failed { .. }, Err(GitError::Failed { message, .. })) => StageError::Diff(message),
+        _ => StageError::Git(error),
+    })
+}
+
 impl Staged {
     fn tree(&self) -> PathBuf {
-        self.folder.join("tree")
+        self.folder.0.join("tree")
     }
 
     fn runner(&self) -> PathBuf {
-        self.folder.join("runner.py")
+        self.folder.0.join("runner.py")
     }
 }
 
@@ -286,7 +322,7 @@ fn put_back(base: &Path, tree: &Path) -> std::io::Result<bool> {
         return Ok(false);
     }
     match tree.symlink_metadata() {
-        Ok(meta) if meta.is_dir() => std::fs::remove_dir_all(tree)?,
+        Ok(meta) if meta.is_dir() => remove_tree(tree)?,
         Ok(_) => std::fs::remove_file(tree)?,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
@@ -350,4 +386,29 @@ fn files_under(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     }
     found.sort();
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_diff_is_at_fault_only_if_the_base_tree_refuses_it() {
+        let root = tempfile::tempdir().expect("folder");
+        let (base, tree) = (root.path().join("base"), root.path().join("tree"));
+        std::fs::create_dir(&base).expect("folder");
+        std::fs::write(base.join("a"), "x\n").expect("file");
+        copy_tree(&base, &tree).expect("copy");
+        let diff = |old: &str| format!("--- a/a\n+++ b/a\n@@ -1,1 +1,1 @@\n-{old}\n+y\n");
+        let applied = |diff: &str| apply_to_copy(&base, &tree, diff.as_bytes());
+        assert!(matches!(applied(&diff("z")), Err(StageError::Diff(_))));
+        assert!(matches!(applied("nothing that git knows"), Err(StageError::Diff(_))));
+        // A copy that is not what it should be, as a disk leaves it that was full.
+        std::fs::write(tree.join("a"), "").expect("file");
+        assert!(matches!(applied(&diff("x")), Err(StageError::Git(GitError::Failed { .. }))));
+        copy_tree(&base, &tree).expect("copy");
+        applied(&diff("x")).expect("applies");
+        assert_eq!(std::fs::read_to_string(tree.join("a")).expect("file"), "y\n");
+        assert_eq!(std::fs::read_to_string(base.join("a")).expect("file"), "x\n");
+    }
 }

@@ -64,25 +64,32 @@ pub const COLUMNS: &[Column] = &[
         "Mean over trained tokens: the version published when the batch was formed, minus the version that sampled the token.",
     ),
     integer("policy", "policy_version_lag_max", "The largest such lag."),
-    float("reward", "reward_mean", "Mean reward of the valid trials."),
-    float("reward", "solve_rate", "Share of the valid trials that solved their task."),
+    float("reward", "reward_mean", "Mean reward of the step's valid trials."),
+    float("reward", "solve_rate", "Share of them that solved their task: a reward of 1."),
     float("reward", "advantage_mean", "Mean advantage of the trained episodes."),
     float("reward", "advantage_std", "Standard deviation of the trained episodes' advantages."),
     float(
         "reward",
         "degenerate_group_ratio",
-        "Share of groups whose rewards are all equal: they carry no gradient.",
+        "Share of the version's groups whose rewards are all equal: they carry no gradient.",
     ),
-    integer("trials", "trials", "Trials of the step's batch."),
+    float("reward", "all_solved_group_ratio", "Its part of which every reward is at least 0.5."),
+    float("reward", "all_failed_group_ratio", "Its part of which every reward is below 0.5."),
+    integer("trials", "trials", "Trials of the policy version."),
     integer("trials", "valid_trials", "Trials that were graded."),
     integer("trials", "invalid_trajectories", "Trials that left their group because machinery failed."),
     integer("trials", "agent_timeouts", "Trials that ended at `long_tail_timeout_sec`."),
     integer("trials", "max_turns_reached", "Trials that ended at `max_turns`."),
-    float("trials", "turns_mean", "Mean number of model calls of a trial."),
+    float("trials", "turns_mean", "Mean number of calls that the policy answered in a trial's last attempt."),
     float("loss", "loss", "The loss whose gradient was taken."),
     float("loss", "policy_loss", "Its clipped policy-gradient part."),
     float("loss", "kl_loss", "Its KL part, before `kl_coef`."),
     float("loss", "kl", "KL divergence to the starting policy, by `kl_estimator`, mean over trained tokens."),
+    float(
+        "loss",
+        "kl_old",
+        "Mean k3 estimate of the KL divergence between the policy that sampled and the one before this update.",
+    ),
     float("loss", "entropy", "Mean entropy of the policy at trained tokens, nats."),
     float("loss", "clip_fraction", "Share of trained tokens whose ratio was clipped."),
     float("loss", "ratio_mean", "Mean importance ratio of trained tokens."),
@@ -97,17 +104,24 @@ pub const COLUMNS: &[Column] = &[
     float(
         "alignment",
         "max_logprob_diff",
-        "Largest absolute difference of captured and recomputed log-probabilities.",
+        "Largest absolute difference of captured and recomputed log-probabilities. 0 on the embedded engine.",
     ),
-    integer("tokens", "sampled_tokens", "Tokens sampled in the step's trials."),
-    integer("tokens", "trained_tokens", "Of these: took part in the loss."),
+    float("alignment", "mean_logprob_diff", "Mean of these differences."),
+    integer("alignment", "aligned_tokens", "Trained tokens that this version sampled: those compared."),
+    integer("tokens", "sampled_tokens", "Tokens sampled in the version's trials."),
+    integer("tokens", "trained_tokens", "Of these: took part in the loss of this step."),
     integer("tokens", "masked_tokens", "Of these: in a sample, weighted 0."),
-    integer("tokens", "stale_tokens", "Of these: older than the staleness bound."),
     integer("tokens", "superseded_tokens", "Of these: a retry was continued instead."),
     integer("tokens", "aux_tokens", "Of these: sampled for something other than the policy."),
     integer("tokens", "infra_failure_tokens", "Of these: their trial failed by machinery."),
-    integer("tokens", "dropped_tokens", "Of these: left out, with a reason in the events."),
-    float("lengths", "prompt_length_mean", "Mean prompt length of a model call, tokens."),
+    integer("tokens", "dropped_tokens", "Of these: left out, with a reason in the report."),
+    integer(
+        "tokens",
+        "usage_unknown_tokens",
+        "Of these: their call reported no usage to check them against.",
+    ),
+    integer("tokens", "no_ids_tokens", "Of these: reported as usage, without ids."),
+    float("lengths", "prompt_length_mean", "Mean prompt length of the calls in `turns_mean`, tokens."),
     float("lengths", "response_length_mean", "Mean sampled tokens of a trial."),
     integer("lengths", "response_length_max", "Most sampled tokens of a trial."),
     integer("lengths", "sequence_length_max", "Longest training sequence, tokens."),
@@ -115,17 +129,25 @@ pub const COLUMNS: &[Column] = &[
     float(
         "throughput",
         "trained_tokens_per_second",
-        "Training-sequence tokens by the learner phase's wall time.",
+        "Tokens through forward and backward, context included, by the learner phase's wall time.",
     ),
     float("throughput", "trials_per_second", "Trials by the rollout phase's wall time."),
     float("time", "rollout_seconds", "Wall time of sampling and verifying."),
-    float("time", "verify_seconds", "Sum over trials of their verifiers' wall time."),
-    float("time", "replay_seconds", "Wall time of recomputing log-probabilities."),
-    float("time", "train_seconds", "Wall time of forward, backward and optimizer."),
+    float("time", "verify_seconds", "Sum over trials of their verifiers' wall time, attempts counted each."),
+    float(
+        "time",
+        "train_seconds",
+        "Wall time of the learner: forward, backward and optimizer, all steps of the version.",
+    ),
+    float(
+        "time",
+        "replay_seconds",
+        "Its part that recomputed log-probabilities before the first of several steps. Null with one step a version: its forward pass has them.",
+    ),
     float("time", "publish_seconds", "Wall time of handing over new weights."),
-    float("time", "checkpoint_seconds", "Wall time of saving a checkpoint."),
+    float("time", "checkpoint_seconds", "Wall time of saving a checkpoint after the step."),
     float("time", "eval_seconds", "Wall time of held-out evaluation after the step."),
-    float("time", "step_seconds", "Wall time of the whole step."),
+    float("time", "step_seconds", "Wall time from the first trial to the publication of new weights."),
     float("heldout", "heldout_solve_rate", "Held-out solve rate at temperature after the step."),
     float("heldout", "heldout_greedy", "Held-out greedy solve rate after the step."),
     float(
@@ -165,6 +187,10 @@ pub const PROMETHEUS: &[Prometheus] = &[
     counter("lego_capture_commits_total", "Group commits: one sync to disk each."),
     counter("lego_capture_bytes_total", "Bytes written to the journal."),
     counter("lego_capture_failed_commits_total", "Group commits that failed."),
+    counter(
+        "lego_capture_damaged_bytes_total",
+        "Bytes of the journal that held acknowledged calls and could not be read: the disk changed them.",
+    ),
     counter("lego_capture_parquet_files_total", "Parquet files written."),
     short("lego_capture_fsync_seconds", "Time of a sync of the journal to disk, drafts included."),
     short(
@@ -201,7 +227,12 @@ pub const PROMETHEUS: &[Prometheus] = &[
     gauge("lego_proxy_open_streams", "Streams that clients have open, de-streamed ones included."),
     gauge(
         "lego_proxy_buffered_bytes",
-        "Bytes of replies that are held: incomplete events, what waits to be durable, bodies being read.",
+        "Bytes of replies that are in memory: incomplete events, what waits to be durable, copies until their record \
+         is durable, bodies being read.",
+    ),
+    gauge(
+        "lego_proxy_spilled_bytes",
+        "Bytes of replies that wait for their record in the nameless file of `capture_dir`.",
     ),
     gauge("lego_proxy_paused", "1 while calls are held back by `/admin/pause`."),
     seconds("lego_proxy_call_seconds", "Time of a model call, receipt to end."),
@@ -267,5 +298,8 @@ tensorboard --logdir runs/NAME/tensorboard
 ```
 
 Two runs with the same seed have equal values in every column except those of `time` and `throughput`.
-First comes `step` (int64, never null): the number of optimizer steps taken, from 1.
+First comes `step` (int64, never null): the number of optimizer steps taken, from 1. With several optimizer steps a
+policy version, groups `trials`, `lengths`, `throughput`, `time` and all of `tokens` but `trained_tokens` are of the
+version, the same in each of its rows: `sampled_tokens` is the sum of the other token columns and the `trained_tokens`
+of all its rows.
 ";

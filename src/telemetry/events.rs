@@ -9,7 +9,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 
 use super::TelemetryError;
-use crate::record::{InfraFailure, Outcome, PolicyVersion, SessionId, TaskId, TrialId};
+use crate::record::{InfraFailure, Outcome, PolicyVersion, TaskId, TrialId};
 
 /// Something that happened in a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -17,14 +17,6 @@ use crate::record::{InfraFailure, Outcome, PolicyVersion, SessionId, TaskId, Tri
 pub enum Event {
     /// The process started to work on the run.
     RunStarted { version: String, seed: u64, incarnation: u32, resumed_at_step: Option<u64> },
-    /// A trial's sandbox and session exist.
-    TrialStarted {
-        trial_id: TrialId,
-        session_id: SessionId,
-        task_id: TaskId,
-        policy_version: PolicyVersion,
-        purpose: String,
-    },
     /// A trial ended.
     TrialFinished {
         trial_id: TrialId,
@@ -38,8 +30,8 @@ pub enum Event {
     },
     /// A trial left its group: machinery failed, with proof.
     InvalidTrajectory { trial_id: TrialId, task_id: TaskId, failure: InfraFailure },
-    /// An optimizer step was taken.
-    Step { step: u64, policy_version: PolicyVersion, loss: f64, solve_rate: Option<f64> },
+    /// An optimizer step was taken. Without a token to train on it has no loss.
+    Step { step: u64, policy_version: PolicyVersion, loss: Option<f64>, solve_rate: Option<f64> },
     /// New weights answer new requests.
     WeightsPublished { policy_version: PolicyVersion, step: u64 },
     /// A held-out evaluation ended.

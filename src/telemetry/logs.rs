@@ -70,9 +70,9 @@ fn stderr_format(is_json: bool) -> Boxed {
     }
 }
 
-/// Hands stderr lines to a progress bar; `None` gives stderr back.
-pub fn set_stderr_sink(sink: Option<LogSink>) {
-    *SINK.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+/// Hands stderr lines to a progress bar from now on.
+pub fn set_stderr_sink(sink: LogSink) {
+    *SINK.lock().unwrap_or_else(PoisonError::into_inner) = Some(sink);
 }
 
 /// Log lines also go to a file until this is dropped.

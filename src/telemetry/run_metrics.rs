@@ -108,18 +108,32 @@ impl RunMetrics {
             return Err(TelemetryError::StepOrder { step, last: *last });
         }
         let mut row = vec![None; COLUMNS.len()];
-        let mut points = Vec::with_capacity(values.len());
-        for &(name, value) in values {
-            let index = COLUMNS
-                .iter()
-                .position(|column| column.name == name)
-                .ok_or_else(|| TelemetryError::UnknownMetric(name.to_owned()))?;
-            row[index] = Some(value);
-            points.push((COLUMNS[index].tag(), value.as_f64() as f32));
-        }
+        let points = fill(&mut row, values)?;
         self.rows.push((step, row));
         if let Err(error) = self.save() {
             self.rows.pop();
+            return Err(error);
+        }
+        self.board.write(step, &points)
+    }
+
+    /// Adds values to the row of a step, where it has none yet. Nothing happens if the step has no row, as in a
+    /// resumed run whose file was moved away.
+    ///
+    /// # Errors
+    /// As [`RunMetrics::push`].
+    pub fn amend(&mut self, step: u64, values: &[(&str, MetricValue)]) -> Result<(), TelemetryError> {
+        let Some(index) = self.rows.iter().position(|(other, _)| *other == step) else {
+            return Ok(());
+        };
+        let mut row = self.rows[index].1.clone();
+        let points = fill(&mut row, values)?;
+        if points.is_empty() {
+            return Ok(());
+        }
+        std::mem::swap(&mut self.rows[index].1, &mut row);
+        if let Err(error) = self.save() {
+            self.rows[index].1 = row;
             return Err(error);
         }
         self.board.write(step, &points)
@@ -175,6 +189,25 @@ impl RunMetrics {
         }
         RecordBatch::try_new(schema(), arrays)
     }
+}
+
+/// Puts values where `row` has none, and gives the curves' new points.
+fn fill(
+    row: &mut [Option<MetricValue>],
+    values: &[(&str, MetricValue)],
+) -> Result<Vec<(String, f32)>, TelemetryError> {
+    let mut points = Vec::with_capacity(values.len());
+    for &(name, value) in values {
+        let index = COLUMNS
+            .iter()
+            .position(|column| column.name == name)
+            .ok_or_else(|| TelemetryError::UnknownMetric(name.to_owned()))?;
+        if row[index].is_none() {
+            row[index] = Some(value);
+            points.push((COLUMNS[index].tag(), value.as_f64() as f32));
+        }
+    }
+    Ok(points)
 }
 
 fn schema() -> Arc<Schema> {

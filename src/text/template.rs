@@ -34,6 +34,19 @@ impl ChatTemplate {
     /// # Errors
     /// No template, or one that Jinja cannot parse.
     pub fn load(dir: &Path) -> Result<Self, TextError> {
+        Self::load_if_present(dir)?.ok_or_else(|| TextError::File {
+            path: dir.join("chat_template.jinja"),
+            message: "does not exist, and tokenizer_config.json has no chat_template either; \
+                      take the template that the model was trained with"
+                .to_owned(),
+        })
+    }
+
+    /// As [`Self::load`]; `None` when the folder has no template.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or a template that Jinja cannot parse.
+    pub fn load_if_present(dir: &Path) -> Result<Option<Self>, TextError> {
         let config_path = dir.join("tokenizer_config.json");
         let config = read_json_if_present(&config_path)?.unwrap_or(Value::Null);
         let path = dir.join("chat_template.jinja");
@@ -51,12 +64,7 @@ impl ChatTemplate {
             Err(error) => return Err(error),
         };
         if !templates.iter().any(|(name, _)| name == DEFAULT) {
-            return Err(TextError::File {
-                path: dir.join("chat_template.jinja"),
-                message: "does not exist, and tokenizer_config.json has no chat_template either; \
-                          take the template that the model was trained with"
-                    .to_owned(),
-            });
+            return Ok(None);
         }
         let mut special_tokens = Map::new();
         for (name, token) in config.as_object().into_iter().flatten() {
@@ -66,7 +74,7 @@ impl ChatTemplate {
                 special_tokens.insert(name.clone(), Value::from(text));
             }
         }
-        Self::build(path, templates, special_tokens)
+        Self::build(path, templates, special_tokens).map(Some)
     }
 
     /// A template from its source, with the special tokens that it may name (`bos_token`, …).
@@ -139,6 +147,12 @@ impl ChatTemplate {
     /// Whether the template prints tool-call arguments that are text as they are, so that sampled bytes survive.
     pub(super) fn reads_argument_text(&self) -> bool {
         self.reads_argument_text
+    }
+
+    /// True if what it renders may be another text at another time.
+    #[must_use]
+    pub fn reads_the_clock(&self) -> bool {
+        self.source.contains("strftime_now")
     }
 
     pub(super) fn source(&self) -> &str {

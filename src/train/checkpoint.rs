@@ -50,15 +50,15 @@ struct State {
 }
 
 impl Checkpoints {
-    /// Checkpoints under `root`, of which the last `keep_last` (at least 1) are kept.
+    /// Checkpoints under `root`, of which the last `keep_last` are kept; 0: all.
     #[must_use]
     pub fn new(root: PathBuf, keep_last: usize) -> Self {
-        Self { root, keep_last: keep_last.max(1) }
+        Self { root, keep_last }
     }
 
     /// Writes `step_<step>` with the learner's model and optimizer, the caller's `run` state, and copies of
     /// `companions` (tokenizer, chat template, …). Everything is on disk before the folder gets its name.
-    /// Older checkpoints beyond `keep_last` go.
+    /// Then older checkpoints beyond `keep_last` go.
     ///
     /// # Errors
     /// [`TrainError::Write`] with the path, as on a full disk; the earlier checkpoints stay.
@@ -88,6 +88,9 @@ impl Checkpoints {
             // The first error is the one to report.
             let _ = fs::remove_dir_all(&partial);
             return Err(error);
+        }
+        if self.keep_last == 0 {
+            return Ok(path);
         }
         let steps = self.steps()?;
         for old in &steps[..steps.len().saturating_sub(self.keep_last)] {

@@ -2,9 +2,11 @@
 //! update top to bottom.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::batch::{TrainingRow, microbatches, parts_of_whole_groups};
 use super::metrics::StepMetrics;
 use super::{Optimizer, OptimizerOptions, TrainError};
 use crate::kernels::Pool;
@@ -30,8 +32,6 @@ pub enum DegenerateGroups {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LearnerOptions {
-    /// Of the steps to come; [`Learner::set_learning_rate`] changes it.
-    pub learning_rate: f64,
     pub optimizer: OptimizerOptions,
     pub advantage: AdvantageEstimator,
     pub loss: PolicyLossOptions,
@@ -45,7 +45,6 @@ pub struct LearnerOptions {
 impl Default for LearnerOptions {
     fn default() -> Self {
         Self {
-            learning_rate: 1e-6,
             optimizer: OptimizerOptions::default(),
             advantage: AdvantageEstimator::default(),
             loss: PolicyLossOptions::default(),
@@ -63,16 +62,17 @@ impl LearnerOptions {
     /// Names the first that is out of range.
     pub fn check(&self) -> Result<(), TrainError> {
         self.loss.check()?;
-        let positive = [
-            ("learning_rate", self.learning_rate),
-            ("optimizer.max_grad_norm", self.optimizer.max_grad_norm),
-            ("optimizer.eps", self.optimizer.eps),
-        ];
-        for (name, value) in positive {
-            if !(value.is_finite() && value > 0.0) {
-                let value = value.to_string();
-                return Err(TrainError::Option { name, value, remedy: "give a positive number" });
-            }
+        let refuse = |name, value: f64, remedy| {
+            let value = value.to_string();
+            Err(TrainError::Option { name, value, remedy })
+        };
+        let OptimizerOptions { max_grad_norm, eps, .. } = self.optimizer;
+        if !(max_grad_norm.is_finite() && max_grad_norm >= 0.0) {
+            let remedy = "give a positive number, or 0 to leave gradients as they are";
+            return refuse("optimizer.max_grad_norm", max_grad_norm, remedy);
+        }
+        if !(eps.is_finite() && eps > 0.0) {
+            return refuse("optimizer.eps", eps, "give a positive number");
         }
         if self.max_microbatch_tokens == 0 {
             return Err(TrainError::Option {
@@ -104,22 +104,25 @@ pub struct Learner {
     reference: Option<Model>,
     gradients: Gradients,
     pool: Pool,
+    replay_time: Option<Duration>,
 }
 
-/// A row on its way through a step.
-struct TrainingRow<'a> {
-    episode: usize,
-    sample: &'a Sample,
-    advantage: f64,
-    temperature: f32,
-    /// Whether it can have a gradient.
-    is_active: bool,
+/// The episodes of one optimizer step.
+struct Part<'a> {
+    episodes: &'a [&'a Episode],
+    /// Theirs, with the group counts of the whole version.
+    advantages: Advantages,
+    /// Log-probs of their rows under the version's weights; `None`: the step's own forward pass has them.
+    recomputed: Option<Vec<Vec<f32>>>,
+    learning_rate: f64,
 }
 
 /// Sums of a step, in the order of its rows.
 #[derive(Default)]
 struct Sums {
     loss: f64,
+    policy_loss: f64,
+    kl_loss: f64,
     stats: TokenStats,
     entropy: f64,
     trained_tokens: usize,
@@ -150,7 +153,7 @@ impl Learner {
         }
         let optimizer = Optimizer::new(options.optimizer, model.parameters());
         let gradients = model.gradients();
-        Ok(Self { options, model, optimizer, reference, gradients, pool })
+        Ok(Self { options, model, optimizer, reference, gradients, pool, replay_time: None })
     }
 
     /// The policy as trained so far.
@@ -159,29 +162,38 @@ impl Learner {
         &self.model
     }
 
-    /// The learning rate of the steps to come.
-    pub fn set_learning_rate(&mut self, learning_rate: f64) {
-        self.options.learning_rate = learning_rate;
-    }
-
     /// Optimizer updates taken so far.
     #[must_use]
     pub fn optimizer_steps(&self) -> u64 {
         self.optimizer.steps()
     }
 
-    /// Trains on the episodes of one policy version: advantages over all of them, then `optimizer_steps` updates on
-    /// consecutive parts of whole groups (fewer where there are fewer groups). `version` is the policy's version before
-    /// these updates. Log-probs are recomputed under that version, before the first update.
+    /// Wall time that the last [`Learner::train_version`] took to recompute log-probs in passes of their own; `None`
+    /// if it made none, as with one optimizer step.
+    #[must_use]
+    pub fn replay_time(&self) -> Option<Duration> {
+        self.replay_time
+    }
+
+    /// Trains on the episodes of one policy version: advantages over all of them, then one update for each of
+    /// `learning_rates` on consecutive parts of whole groups (fewer where there are fewer groups). `version` is the
+    /// policy's version before these updates. Log-probs are recomputed under that version, before the first update.
     ///
     /// # Errors
     /// Values that the loss needs and cannot use; on an error in a later part, earlier parts stay applied.
     pub fn train_version(
         &mut self,
         episodes: &[Episode],
-        optimizer_steps: usize,
+        learning_rates: &[f64],
         version: PolicyVersion,
     ) -> Result<Vec<StepMetrics>, TrainError> {
+        if learning_rates.is_empty() || !learning_rates.iter().all(|rate| rate.is_finite() && *rate >= 0.0) {
+            return Err(TrainError::Option {
+                name: "learning_rates",
+                value: format!("{learning_rates:?}"),
+                remedy: "give a number of at least 0 for each optimizer step",
+            });
+        }
         let mut episodes: Vec<&Episode> = episodes.iter().collect();
         // Arrival order must change nothing.
         episodes.sort_by_key(|episode| (episode.group_id, episode.episode_id));
@@ -196,30 +208,32 @@ impl Learner {
         let rewards: Vec<f64> = episodes.iter().map(|episode| episode.reward).collect();
         let advantages = advantages(self.options.advantage, &groups, &rewards)?;
 
-        let parts = parts_of_whole_groups(&groups, optimizer_steps);
-        let mut recomputed = Vec::with_capacity(parts.len());
-        for (index, part) in parts.iter().enumerate() {
+        let ranges = parts_of_whole_groups(&groups, learning_rates.len());
+        let mut parts = Vec::with_capacity(ranges.len());
+        self.replay_time = None;
+        for (index, (range, &learning_rate)) in ranges.into_iter().zip(learning_rates).enumerate() {
+            let values = advantages.values[range.clone()].to_vec();
+            let mut part = Part {
+                episodes: &episodes[range],
+                advantages: Advantages { values, ..advantages },
+                recomputed: None,
+                learning_rate,
+            };
             // The first part's own forward pass runs under the version's weights.
-            let rows = self.rows(&episodes[part.clone()], &advantages.values[part.clone()])?;
-            recomputed.push(if index == 0 { None } else { Some(self.recompute(&rows)?) });
+            if index > 0 {
+                let started = Instant::now();
+                part.recomputed = Some(self.recompute(&self.rows(&part)?)?);
+                *self.replay_time.get_or_insert_default() += started.elapsed();
+            }
+            parts.push(part);
         }
-        let mut metrics = Vec::with_capacity(parts.len());
-        for (part, recomputed) in parts.into_iter().zip(recomputed) {
-            metrics.push(self.step(&episodes[part.clone()], part, &advantages, recomputed, version)?);
-        }
-        Ok(metrics)
+        parts.iter().map(|part| self.step(part, version)).collect()
     }
 
-    /// One optimizer step on `episodes`, which are `range` of the version's.
-    fn step(
-        &mut self,
-        episodes: &[&Episode],
-        range: std::ops::Range<usize>,
-        advantages: &Advantages,
-        recomputed: Option<Vec<Vec<f32>>>,
-        version: PolicyVersion,
-    ) -> Result<StepMetrics, TrainError> {
-        let rows = self.rows(episodes, &advantages.values[range.clone()])?;
+    /// One optimizer step.
+    fn step(&mut self, part: &Part<'_>, version: PolicyVersion) -> Result<StepMetrics, TrainError> {
+        let episodes = part.episodes;
+        let rows = self.rows(part)?;
         let is_kept = |episode: usize| {
             self.options.degenerate_groups == DegenerateGroups::Keep
                 || rows.iter().any(|row| row.episode == episode && row.advantage != 0.0)
@@ -260,7 +274,7 @@ impl Learner {
             let mut grad_log_probs = Vec::with_capacity(microbatch.len());
             for (index, row) in microbatch.iter().enumerate() {
                 let log_probs = pass.log_probs(index);
-                let captured_under = match &recomputed {
+                let captured_under = match &part.recomputed {
                     Some(recomputed) => recomputed[first + index].as_slice(),
                     None => log_probs,
                 };
@@ -281,31 +295,26 @@ impl Learner {
         }
         // Without any gradient the step changes nothing: moments do not decay towards a step nobody asked for.
         let grad_norm = if has_gradient {
-            let rate = self.options.learning_rate;
-            Some(self.optimizer.step(&mut self.model, &mut self.gradients, rate)?)
+            Some(self.optimizer.step(&mut self.model, &mut self.gradients, part.learning_rate)?)
         } else {
             None
         };
-        self.metrics(episodes, advantages, &range, sampled_tokens, rows.len(), &sums, grad_norm)
+        self.metrics(part, sampled_tokens, &sums, grad_norm)
     }
 
-    /// The rows of `episodes`: first those that can have a gradient, then the others, each in order.
-    fn rows<'a>(
-        &self,
-        episodes: &[&'a Episode],
-        advantages: &[f64],
-    ) -> Result<Vec<TrainingRow<'a>>, TrainError> {
+    /// The rows of a part: first those that can have a gradient, then the others, each in order.
+    fn rows<'a>(&self, part: &Part<'a>) -> Result<Vec<TrainingRow<'a>>, TrainError> {
         let has_kl =
             self.options.loss.kl_coef != 0.0 && self.options.degenerate_groups == DegenerateGroups::Keep;
         let mut rows = Vec::new();
-        for (index, episode) in episodes.iter().enumerate() {
+        for (index, episode) in part.episodes.iter().enumerate() {
             for sample in &episode.samples {
                 let mut temperatures = sample.temperature.iter().flatten();
                 let temperature = *temperatures.next().unwrap_or(&1.0);
                 if temperatures.any(|&other| other != temperature) {
                     return Err(TrainError::MixedTemperature(episode.episode_id));
                 }
-                let advantage = advantages[index];
+                let advantage = part.advantages.values[index];
                 let is_active = advantage != 0.0 || has_kl;
                 rows.push(TrainingRow { episode: index, sample, advantage, temperature, is_active });
             }
@@ -352,56 +361,52 @@ impl Learner {
             })
             .map_err(|source| TrainError::Episode { episode: episodes[row.episode].episode_id, source })?;
         sums.loss += result.loss;
+        sums.policy_loss += result.policy_loss;
+        sums.kl_loss += result.kl_loss;
         sums.stats.add(&result.stats);
         Ok(result.gradient.into_iter().map(|value| value as f32).collect())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the sums of one step, read once")]
     fn metrics(
         &self,
-        episodes: &[&Episode],
-        advantages: &Advantages,
-        range: &std::ops::Range<usize>,
+        part: &Part<'_>,
         sampled_tokens: usize,
-        samples: usize,
         sums: &Sums,
         grad_norm: Option<f64>,
     ) -> Result<StepMetrics, TrainError> {
+        let (episodes, advantages) = (part.episodes, &part.advantages);
         let count = episodes.len() as f64;
-        let lengths: Vec<usize> =
-            episodes.iter().map(|episode| episode.samples.iter().map(Sample::sampled_tokens).sum()).collect();
-        let tokens = sums.stats.tokens.max(1) as f64;
+        let stats = &sums.stats;
+        let measured = |value: f64| (stats.tokens > 0).then_some(value);
+        let mean = |sum: f64| measured(sum / stats.tokens as f64);
         let aligned = match sums.captured.is_empty() {
             true => None,
             false => Some(alignment(&sums.captured, &sums.recomputed)?),
         };
-        let part = Advantages { values: advantages.values[range.clone()].to_vec(), ..*advantages };
         let groups = advantages.groups.max(1) as f64;
         Ok(StepMetrics {
-            optimizer_step: self.optimizer.steps(),
-            episodes: episodes.len(),
-            samples,
             reward_mean: episodes.iter().map(|episode| episode.reward).sum::<f64>() / count,
             solve_rate: episodes.iter().filter(|episode| episode.reward >= 1.0).count() as f64 / count,
-            episode_tokens_mean: lengths.iter().sum::<usize>() as f64 / count,
-            episode_tokens_max: lengths.iter().copied().max().unwrap_or(0),
             sampled_tokens,
             trained_tokens: sums.trained_tokens,
-            loss: sums.loss,
-            kl: sums.stats.kl_reference_mean(),
-            kl_old: sums.stats.kl_old / tokens,
-            entropy: sums.entropy / tokens,
-            clip_fraction: sums.stats.clip_fraction(),
-            ratio_mean: sums.stats.ratio / tokens,
-            ratio_max: sums.stats.ratio_max,
+            loss: measured(sums.loss),
+            policy_loss: measured(sums.policy_loss),
+            kl_loss: (stats.reference_tokens > 0).then_some(sums.kl_loss),
+            kl: stats.kl_reference_mean(),
+            kl_old: mean(stats.kl_old),
+            entropy: mean(sums.entropy),
+            clip_fraction: measured(stats.clip_fraction()),
+            ratio_mean: mean(stats.ratio),
+            ratio_max: measured(stats.ratio_max),
             grad_norm,
-            learning_rate: self.options.learning_rate,
-            advantage_std: part.std(),
+            learning_rate: part.learning_rate,
+            advantage_mean: advantages.mean(),
+            advantage_std: advantages.std(),
             degenerate_group_ratio: advantages.degenerate_group_ratio(),
             all_solved_group_ratio: advantages.groups_all_solved as f64 / groups,
             all_failed_group_ratio: advantages.groups_all_failed as f64 / groups,
-            policy_version_lag_mean: sums.lag_sum as f64 / tokens,
-            policy_version_lag_max: sums.lag_max,
+            policy_version_lag: mean(sums.lag_sum as f64),
+            policy_version_lag_max: (stats.tokens > 0).then_some(sums.lag_max),
             aligned_tokens: sums.captured.len(),
             prob_correlation: aligned.and_then(|aligned| aligned.prob_correlation),
             max_logprob_diff: aligned.map(|aligned| aligned.max_logprob_diff),
@@ -428,56 +433,5 @@ impl Sums {
                 self.recomputed.push(f64::from(recomputed[index - 1]));
             }
         }
-    }
-}
-
-/// Cuts episodes sorted by group into at most `parts` consecutive ranges of whole groups, of about equal size.
-fn parts_of_whole_groups(groups: &[u64], parts: usize) -> Vec<std::ops::Range<usize>> {
-    let mut starts: Vec<usize> =
-        (0..groups.len()).filter(|&i| i == 0 || groups[i] != groups[i - 1]).collect();
-    starts.push(groups.len());
-    let count = starts.len() - 1;
-    let parts = parts.clamp(1, count.max(1));
-    (0..parts).map(|part| starts[part * count / parts]..starts[(part + 1) * count / parts]).collect()
-}
-
-/// Consecutive rows of at most `max_tokens` tokens, one temperature, and all active or none, each with the
-/// index of its first row.
-fn microbatches<'r, 'a>(
-    rows: &'r [TrainingRow<'a>],
-    max_tokens: usize,
-) -> Vec<(usize, &'r [TrainingRow<'a>])> {
-    let mut batches = Vec::new();
-    let (mut start, mut tokens) = (0, 0);
-    for (index, row) in rows.iter().enumerate() {
-        let length = row.sample.token_ids.len();
-        let is_cut = index > start
-            && (tokens + length > max_tokens
-                || row.temperature != rows[start].temperature
-                || row.is_active != rows[start].is_active);
-        if is_cut {
-            batches.push((start, &rows[start..index]));
-            (start, tokens) = (index, 0);
-        }
-        tokens += length;
-    }
-    if start < rows.len() {
-        batches.push((start, &rows[start..]));
-    }
-    batches
-}
-
-#[cfg(test)]
-mod tests {
-    use super::parts_of_whole_groups;
-
-    #[test]
-    fn parts_hold_whole_groups() {
-        let groups = [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4];
-        assert_eq!(parts_of_whole_groups(&groups, 2), [0..6, 6..12]);
-        assert_eq!(parts_of_whole_groups(&groups, 1).first(), Some(&(0..12)));
-        assert_eq!(parts_of_whole_groups(&groups, 1).len(), 1);
-        assert_eq!(parts_of_whole_groups(&groups, 9).len(), 4);
-        assert_eq!(parts_of_whole_groups(&[1, 1, 2], 2), [0..2, 2..3]);
     }
 }

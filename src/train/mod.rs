@@ -11,6 +11,7 @@
 //!   leaves weights and moments as they were.
 //! - A checkpoint folder is complete or does not exist; one that was damaged later is refused by file name.
 
+mod batch;
 mod checkpoint;
 mod error;
 mod learner;

@@ -17,7 +17,7 @@ pub struct OptimizerOptions {
     pub eps: f64,
     /// On matrices only; norm weights are never decayed.
     pub weight_decay: f64,
-    /// The gradient is scaled down to this norm over all weights together.
+    /// The gradient is scaled down to this norm over all weights together; 0: it is left as it is.
     pub max_grad_norm: f64,
 }
 
@@ -84,7 +84,10 @@ impl Optimizer {
         }
         let OptimizerOptions { beta1, beta2, eps, weight_decay, max_grad_norm } = self.options;
         // As torch's clip_grad_norm_.
-        let scale = (max_grad_norm / (norm + 1e-6)).min(1.0) as f32;
+        let scale = match max_grad_norm {
+            0.0 => 1.0,
+            bound => (bound / (norm + 1e-6)).min(1.0) as f32,
+        };
         self.steps += 1;
         model.update(|weights| {
             for (range, is_decayed) in &self.stretches {

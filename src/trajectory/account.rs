@@ -17,7 +17,7 @@ pub struct Entry {
 
 impl Entry {
     pub(super) fn of(call: &Call, disposition: Disposition) -> Self {
-        let tokens = call.completion_token_ids.as_ref().map_or(0, Vec::len) as u64;
+        let tokens = call.sampled_ids().map_or(0, <[u32]>::len) as u64;
         Self { call_id: call.call_id, choice_index: call.choice_index, tokens, disposition }
     }
 }
@@ -29,7 +29,7 @@ impl IdCounts {
     pub(super) fn of<'a>(calls: impl Iterator<Item = &'a Call>) -> Self {
         let mut counts = HashMap::new();
         for call in calls {
-            let ids = call.completion_token_ids.as_ref().map_or(0, Vec::len) as u64;
+            let ids = call.sampled_ids().map_or(0, <[u32]>::len) as u64;
             *counts.entry(call.call_id).or_default() += ids;
         }
         Self(counts)
@@ -84,7 +84,7 @@ pub(super) fn targets(call: &Call) -> Result<Targets, String> {
     if call.prompt_token_ids.as_ref().is_none_or(Vec::is_empty) {
         return Err("no prompt ids".to_owned());
     }
-    let tokens = call.completion_token_ids.as_ref().map_or(0, Vec::len);
+    let tokens = call.sampled_ids().map_or(0, <[u32]>::len);
     let logprobs = call.completion_logprobs.as_deref().unwrap_or_default();
     if logprobs.len() != tokens {
         return Err("log-probs and ids differ in number".to_owned());

@@ -71,7 +71,7 @@ fn of_session(calls: &[&Arc<Call>], found: &mut Lineages) {
             let entry = Entry::of(call, Disposition::NoIds);
             found.set_aside.push(Entry { tokens: missing, ..entry });
         }
-        let sampled = call.completion_token_ids.as_ref().map_or(0, Vec::len);
+        let sampled = call.sampled_ids().map_or(0, <[u32]>::len);
         match (counts.bucket(call), Tokens::of(call)) {
             _ if sampled == 0 => {}
             (Some(disposition), _) => found.set_aside.push(Entry::of(call, disposition)),

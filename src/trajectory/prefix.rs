@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::record::Call;
 
-/// Prompt and completion ids of a call that has both.
+/// Prompt and completion ids of a call that has both, as the model saw and sampled them.
 #[derive(Clone, Copy)]
 pub(super) struct Tokens<'a> {
     pub(super) prompt: &'a [u32],
@@ -15,8 +15,9 @@ pub(super) struct Tokens<'a> {
 impl<'a> Tokens<'a> {
     /// `None` if the ids are missing or nothing was sampled.
     pub(super) fn of(call: &'a Call) -> Option<Self> {
-        let prompt = call.prompt_token_ids.as_deref()?;
-        let completion = call.completion_token_ids.as_deref().filter(|ids| !ids.is_empty())?;
+        let is_seen = call.prompt_ids_source.is_exact();
+        let prompt = call.prompt_token_ids.as_deref().filter(|_| is_seen)?;
+        let completion = call.sampled_ids().filter(|ids| !ids.is_empty())?;
         Some(Self { prompt, completion })
     }
 

@@ -89,7 +89,7 @@ fn add(lineage: &Lineage, episode: Option<Episode>, built: &mut Built) {
 /// prefix of this one's prompt, so what is there already stays as it is.
 fn append(parts: &mut SampleParts, call: &Call, targets: account::Targets) {
     let prompt = call.prompt_token_ids.as_deref().unwrap_or_default();
-    let completion = call.completion_token_ids.as_deref().unwrap_or_default();
+    let completion = call.sampled_ids().unwrap_or_default();
     let (start, end) = (prompt.len(), prompt.len() + completion.len());
     parts.token_ids.extend_from_slice(&prompt[parts.token_ids.len()..]);
     parts.loss_mask.resize(start, false);
@@ -114,7 +114,7 @@ impl Built {
         let mut ids: HashMap<(CallId, u16), u64> = HashMap::new();
         let mut reported: HashMap<CallId, u64> = HashMap::new();
         for call in calls {
-            let sampled = call.completion_token_ids.as_ref().map_or(0, Vec::len) as u64;
+            let sampled = call.sampled_ids().map_or(0, <[u32]>::len) as u64;
             ids.insert((call.call_id, call.choice_index), sampled);
             if let Some(usage) = call.usage {
                 reported.insert(call.call_id, usage.completion_tokens);

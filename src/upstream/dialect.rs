@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::capabilities::{Capabilities, IdsChannel};
 use crate::config::Relay;
-use crate::protocol::chat::{Choice, Cut, IdsFrom, Reply, Request, Unasked};
+use crate::protocol::chat::{Choice, Cut, IdsFrom, Reply, Request, Unasked, VersionSpan};
 use crate::protocol::completions::Prompt;
 use crate::protocol::json::ScanError;
 use crate::record::{IdsSource, LogprobSemantics, Sampling, UpstreamKind, WeightSource, WeightSpan};
@@ -51,6 +51,8 @@ pub struct Prepared {
     pub sampling_sent: Sampling,
     /// Semantics of the log-probs that will come back.
     pub logprob_semantics: LogprobSemantics,
+    /// What is sent changes the distribution in a way that `sampling_sent` does not tell.
+    pub is_shaped: bool,
     /// The prompts, where they are sent as they are used: token ids among them are the prompt's own.
     pub sent_prompts: Vec<Prompt>,
 }
@@ -169,7 +171,7 @@ pub fn prepare(
         request.edited(&set, &remove)?
     };
     let sampling_requested = sampling_of(&|name| request.get(name));
-    let sampling_sent = sampling_of(&|name| {
+    let sent = |name: &str| {
         if remove.contains(&name) {
             return None;
         }
@@ -177,8 +179,13 @@ pub fn prepare(
             Some((_, text)) => serde_json::from_str(text).ok(),
             None => request.get(name),
         }
-    });
-    let logprob_semantics = semantics(kind, &sampling_sent);
+    };
+    let sampling_sent = sampling_of(&sent);
+    let is_shaped = UNPINNED.iter().any(|name| sent(name).is_some_and(|value| !value.is_null()));
+    let logprob_semantics = match is_shaped {
+        true => LogprobSemantics::Unknown,
+        false => semantics(kind, &sampling_sent),
+    };
     Ok(Prepared {
         body,
         upstream_is_stream,
@@ -186,6 +193,7 @@ pub fn prepare(
         sampling_requested,
         sampling_sent,
         logprob_semantics,
+        is_shaped,
         sent_prompts: Vec::new(),
     })
 }
@@ -295,11 +303,14 @@ pub fn completion_ids_source(choice: &Choice) -> IdsSource {
     }
 }
 
-/// The weights that the reply says sampled a choice: spans, or else its one label. `None`: it does not say; a label
-/// `default` is what engines call weights that nobody labelled.
+/// The weights that the reply says sampled a choice: spans, or else its one label. `None`: it does not say; `default`
+/// is what engines call weights that nobody labelled, in a label as in spans.
 #[must_use]
 pub fn told_weights(reply: &Reply, choice: &Choice) -> Option<(Option<Vec<WeightSpan>>, WeightSource)> {
-    if let Some(spans) = &choice.weight_versions {
+    let is_label = |label: &str| label != "default";
+    let is_told =
+        |spans: &&Vec<VersionSpan>| spans.is_empty() || spans.iter().any(|span| is_label(&span.version));
+    if let Some(spans) = choice.weight_versions.as_ref().filter(is_told) {
         let spans = spans.iter().map(|span| WeightSpan {
             version: span.version.clone(),
             start: span.start,
@@ -308,7 +319,7 @@ pub fn told_weights(reply: &Reply, choice: &Choice) -> Option<(Option<Vec<Weight
         return Some((Some(spans.collect()), WeightSource::ReplySpans));
     }
     let label = choice.weight_version.as_ref().or(reply.weight_version.as_ref());
-    let version = label.filter(|label| *label != "default")?.clone();
+    let version = label.filter(|label| is_label(label))?.clone();
     let end = u32::try_from(choice.token_ids.as_ref()?.len()).ok()?;
     Some((Some(vec![WeightSpan { version, start: 0, end }]), WeightSource::ReplySingle))
 }

@@ -252,6 +252,27 @@ fn law_12_no_hidden_default_of_an_engine_is_left_to_it_in_any_dialect() {
 }
 
 #[test]
+fn law_12_what_changes_the_distribution_beside_its_parameters_is_told() {
+    let neutral = r#""temperature":1,"top_p":1.0,"top_k":-1,"min_p":0.0,"repetition_penalty":1.0,"frequency_penalty":0,"presence_penalty":0"#;
+    let text = |more: &str| format!(r#"{{"model":"m","messages":[],{neutral}{more}}}"#);
+    let sent = |more: &str, plan| {
+        let request = Request::parse(Bytes::from(text(more))).expect("request");
+        prepare(UpstreamKind::Vllm, WANTED, plan, &request, None).expect("object")
+    };
+    let passed = sent("", SamplingPlan::PassThrough);
+    assert_eq!((passed.is_shaped, passed.logprob_semantics), (false, LogprobSemantics::RawT1));
+    for name in UNPINNED {
+        let null = sent(&format!(r#","{name}":null"#), SamplingPlan::PassThrough);
+        assert!(!null.is_shaped, "{name}");
+        let more = format!(r#","{name}":[5]"#);
+        let passed = sent(&more, SamplingPlan::PassThrough);
+        assert_eq!((passed.is_shaped, passed.logprob_semantics), (true, LogprobSemantics::Unknown), "{name}");
+        let pinned = sent(&more, PINNED);
+        assert_eq!((pinned.is_shaped, pinned.logprob_semantics), (false, LogprobSemantics::RawT1), "{name}");
+    }
+}
+
+#[test]
 fn labels_of_weights_are_believed_spans_first() {
     let mut reply = Reply { weight_version: Some("5".into()), ..Reply::default() };
     let mut choice = Choice { token_ids: Some(vec![1, 2]), ..Choice::default() };
@@ -262,8 +283,14 @@ fn labels_of_weights_are_believed_spans_first() {
     assert_eq!(told_weights(&reply, &choice).expect("told").0, Some(vec![span("6", 0, 2)]));
     (choice.weight_version, reply.weight_version) = (None, Some("default".into()));
     assert_eq!(told_weights(&reply, &choice), None);
-    let told = crate::protocol::chat::VersionSpan { version: "7".into(), start: 0, end: 2 };
-    choice.weight_versions = Some(vec![told]);
+    let told = |version: &str, start, end| VersionSpan { version: version.into(), start, end };
+    // Spans of weights that nobody labelled say as little as such a label.
+    choice.weight_versions = Some(vec![told("default", 0, 1), told("default", 1, 2)]);
+    assert_eq!(told_weights(&reply, &choice), None);
+    choice.weight_versions = Some(vec![told("default", 0, 1), told("7", 1, 2)]);
+    let expected = vec![span("default", 0, 1), span("7", 1, 2)];
+    assert_eq!(told_weights(&reply, &choice), Some((Some(expected), WeightSource::ReplySpans)));
+    choice.weight_versions = Some(vec![told("7", 0, 2)]);
     let expected = (Some(vec![span("7", 0, 2)]), WeightSource::ReplySpans);
     assert_eq!(told_weights(&reply, &choice), Some(expected));
 }

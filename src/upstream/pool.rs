@@ -22,6 +22,9 @@ use tokio::net::TcpStream;
 
 /// Idle connections kept for reuse.
 const MAX_IDLE: usize = 512;
+/// Most bytes of one read, and longest head of a response. By itself hyper goes up to 400 kB, which is what thousands of
+/// fast streams would hold then.
+const READ_BYTES: usize = 32 << 10;
 /// A connection idle for longer is not reused.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(50);
 
@@ -111,6 +114,7 @@ impl Pool {
                 Ok(response) => {
                     return Ok(response.map(|body| PooledBody {
                         body,
+                        end: None,
                         connection: Some(connection),
                         idle: Arc::clone(&self.idle),
                     }));
@@ -153,7 +157,9 @@ impl Pool {
             .map_err(|_| PoolError::ConnectTimeout(self.connect_timeout))?
             .map_err(PoolError::Connect)?;
         stream.set_nodelay(true).map_err(PoolError::Connect)?;
-        let (sender, driver) = http1::handshake(TokioIo::new(stream)).await.map_err(PoolError::Http)?;
+        let mut builder = http1::Builder::new();
+        builder.max_buf_size(READ_BYTES);
+        let (sender, driver) = builder.handshake(TokioIo::new(stream)).await.map_err(PoolError::Http)?;
         Ok(Connection { sender, driver: Some(Box::pin(driver)) })
     }
 }
@@ -163,6 +169,8 @@ impl Pool {
 #[derive(Debug)]
 pub(super) struct PooledBody {
     body: Incoming,
+    /// The end, or the error, that came right behind a piece. hyper tells an error once.
+    end: Option<Result<(), hyper::Error>>,
     connection: Option<Connection>,
     idle: Arc<Mutex<Vec<Idle>>>,
 }
@@ -178,7 +186,12 @@ impl PooledBody {
         let mut joined = BytesMut::new();
         let mut was_driven = false;
         loop {
-            match Pin::new(&mut self.body).poll_frame(cx) {
+            let polled = match self.end.take() {
+                None => Pin::new(&mut self.body).poll_frame(cx),
+                Some(Ok(())) => Poll::Ready(None),
+                Some(Err(error)) => Poll::Ready(Some(Err(error))),
+            };
+            match polled {
                 Poll::Ready(Some(Ok(frame))) => {
                     was_driven = false;
                     let Ok(data) = frame.into_data() else {
@@ -192,22 +205,19 @@ impl PooledBody {
                             joined.extend_from_slice(&data);
                         }
                     }
-                    if joined.len() >= max {
-                        return Poll::Ready(Some(Ok(joined.freeze())));
+                    if joined.len() < max {
+                        continue;
                     }
                 }
-                // What has arrived is handed out first: the end or the error comes again on the next poll.
-                Poll::Ready(_) | Poll::Pending if first.is_some() => {
+                // What has arrived is handed out first.
+                Poll::Ready(None) if first.is_some() || !joined.is_empty() => self.end = Some(Ok(())),
+                Poll::Ready(Some(Err(error))) if first.is_some() || !joined.is_empty() => {
+                    self.end = Some(Err(error));
+                }
+                Poll::Pending if first.is_some() || !joined.is_empty() => {
                     if !std::mem::replace(&mut was_driven, true) && self.drive(cx) {
                         continue;
                     }
-                    return Poll::Ready(first.map(Ok));
-                }
-                Poll::Ready(_) | Poll::Pending if !joined.is_empty() => {
-                    if !std::mem::replace(&mut was_driven, true) && self.drive(cx) {
-                        continue;
-                    }
-                    return Poll::Ready(Some(Ok(joined.freeze())));
                 }
                 Poll::Ready(None) => {
                     self.release(cx);
@@ -220,8 +230,10 @@ impl PooledBody {
                     if std::mem::replace(&mut was_driven, true) || !self.drive(cx) {
                         return Poll::Pending;
                     }
+                    continue;
                 }
             }
+            return Poll::Ready(Some(Ok(first.unwrap_or_else(|| joined.freeze()))));
         }
     }
 
@@ -289,6 +301,53 @@ mod tests {
             }
         });
         (Pool::new("127.0.0.1", port, Duration::from_secs(5)), receiver)
+    }
+
+    /// Everything of a reply, of which a part and then the end of the connection come in between two polls.
+    async fn cut_reply(head: &'static str, part: &'static str) -> (Vec<u8>, Option<PoolError>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+        let pool =
+            Pool::new("127.0.0.1", listener.local_addr().expect("bound").port(), Duration::from_secs(5));
+        let mut request = Request::new(Full::new(Bytes::new()));
+        request.headers_mut().insert("host", http::HeaderValue::from_static("h"));
+        let serve = async {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let mut asked = Vec::new();
+            while !asked.ends_with(b"\r\n\r\n") {
+                asked.push(stream.read_u8().await.expect("a request"));
+            }
+            stream.write_all(head.as_bytes()).await.expect("written");
+            stream
+        };
+        let (reply, mut stream) = tokio::join!(pool.send(request), serve);
+        let mut body = reply.expect("a head").into_body();
+        stream.write_all(part.as_bytes()).await.expect("written");
+        drop(stream);
+        let mut text = Vec::new();
+        loop {
+            match std::future::poll_fn(|cx| body.poll_piece(cx, 1 << 16)).await {
+                Some(Ok(piece)) => text.extend_from_slice(&piece),
+                Some(Err(error)) => return (text, Some(error)),
+                None => return (text, None),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn an_end_that_comes_with_the_last_bytes_is_told_as_what_it_is() {
+        let head = "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n";
+        let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+        for (head, part, whole, is_cut) in [
+            (head, "abc", "abc", true),
+            (head, "abcdefghij", "abcdefghij", false),
+            (chunked, "3\r\nabc\r\n", "abc", true),
+            (chunked, "3\r\nabc\r\n2\r\nde\r\n", "abcde", true),
+            (chunked, "3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n", "abcde", false),
+        ] {
+            let (text, error) = cut_reply(head, part).await;
+            assert_eq!(String::from_utf8_lossy(&text), whole);
+            assert_eq!(error.is_some(), is_cut, "{part:?}: {error:?}");
+        }
     }
 
     #[tokio::test]

@@ -63,11 +63,29 @@ struct Question<'a, T> {
 }
 
 impl Upstream {
+    /// What this upstream can give, if that is known or not to be found out.
+    #[must_use]
+    pub fn known_capabilities(&self) -> Option<Capabilities> {
+        let is_probed = probe_body(self.kind(), "", 0).is_some();
+        match self.probe_state().found.get() {
+            None if is_probed => None,
+            None => Some(Capabilities::assumed(self.kind())),
+            Some(found) => Some(*found),
+        }
+    }
+
     /// What this upstream can give. The first call that asks runs the probe, with `model` as the model's name, and
     /// gets the exchanges to record; calls that ask meanwhile wait for it. A probe that says nothing (the upstream
     /// is down, or refuses it) is run again by the next call, or some minutes later if it was not answered in time; until
-    /// then the answer is what is assumed of the kind.
-    pub async fn capabilities(&self, model: &str) -> (Capabilities, Vec<ProbeExchange>) {
+    /// then the answer is what is assumed of the kind. A probe that runs ends with `stop`.
+    pub async fn capabilities(
+        &self,
+        model: &str,
+        stop: impl Future<Output = ()>,
+    ) -> (Capabilities, Vec<ProbeExchange>) {
+        if let Some(known) = self.known_capabilities() {
+            return (known, Vec::new());
+        }
         let kind = self.kind();
         let question = Question {
             route: "/chat/completions",
@@ -75,38 +93,36 @@ impl Upstream {
             body: &|attempt| probe_body(kind, model, attempt),
             read: &|status, body| Capabilities::from_reply(kind, status, body),
         };
-        self.find_out(self.probe_state(), question).await
+        self.find_out(self.probe_state(), question, stop).await
+    }
+
+    /// What SGLang's native endpoint gives, if that is known.
+    #[must_use]
+    pub fn known_native(&self) -> Option<Native> {
+        self.native_state().found.get().copied()
     }
 
     /// What SGLang's native endpoint gives; found out as [`Upstream::capabilities`] are.
-    pub async fn native(&self) -> (Native, Vec<ProbeExchange>) {
+    pub async fn native(&self, stop: impl Future<Output = ()>) -> (Native, Vec<ProbeExchange>) {
         let question = Question {
             route: native::ROUTE,
             assumed: Native::ASSUMED,
             body: &native::probe_body,
             read: &Native::from_reply,
         };
-        self.find_out(self.native_state(), question).await
-    }
-
-    /// True if a probe found that there is no native endpoint.
-    #[must_use]
-    pub fn lacks_native(&self) -> bool {
-        self.native_state().found.get().is_some_and(|native| !native.is_there)
+        self.find_out(self.native_state(), question, stop).await
     }
 
     async fn find_out<T: Copy + Send + Sync + std::fmt::Debug>(
         &self,
         state: &ProbeState<T>,
         question: Question<'_, T>,
+        stop: impl Future<Output = ()>,
     ) -> (T, Vec<ProbeExchange>) {
         if let Some(found) = state.found.get() {
             return (*found, Vec::new());
         }
         let assumed = question.assumed;
-        if (question.body)(0).is_none() {
-            return (assumed, Vec::new());
-        }
         let before = state.rounds.load(Ordering::Acquire);
         let mut not_before = state.running.lock().await;
         let is_paused = not_before.is_some_and(|time| Instant::now() < time);
@@ -114,13 +130,13 @@ impl Upstream {
             return (state.found.get().copied().unwrap_or(assumed), Vec::new());
         }
         let mut exchanges = Vec::new();
-        let round = self.probe(&question, &mut exchanges);
-        let found = match tokio::time::timeout(state.limit, round).await {
-            Ok(found) => found,
-            Err(_) => {
+        let found = tokio::select! {
+            found = self.probe(&question, &mut exchanges) => found,
+            () = tokio::time::sleep(state.limit) => {
                 *not_before = Instant::now().checked_add(PAUSE);
                 None
             }
+            () = stop => None,
         };
         state.rounds.fetch_add(1, Ordering::Release);
         match found {
@@ -233,7 +249,7 @@ mod tests {
         let mut calls = tokio::task::JoinSet::new();
         for _ in 0..8 {
             let upstream = Arc::clone(&upstream);
-            calls.spawn(async move { upstream.capabilities("toy").await });
+            calls.spawn(async move { upstream.capabilities("toy", std::future::pending()).await });
         }
         let answers = calls.join_all().await;
         assert!(answers.iter().all(|(found, _)| found.is_probed && found.routing));
@@ -254,13 +270,13 @@ mod tests {
         let (url, asked) = server(answers).await;
         let upstream = upstream(&url, UpstreamKind::Vllm);
         for number in 0..2 {
-            let (found, exchanges) = upstream.capabilities("toy").await;
+            let (found, exchanges) = upstream.capabilities("toy", std::future::pending()).await;
             assert_eq!(found, Capabilities::assumed(UpstreamKind::Vllm));
             assert_eq!(exchanges.len(), 1, "{number}");
             assert!(!String::from_utf8_lossy(&exchanges[0].reply).contains("canary"));
         }
-        assert!(upstream.capabilities("toy").await.0.is_probed);
-        assert!(upstream.capabilities("toy").await.1.is_empty());
+        assert!(upstream.capabilities("toy", std::future::pending()).await.0.is_probed);
+        assert!(upstream.capabilities("toy", std::future::pending()).await.1.is_empty());
         assert_eq!(asked.load(Ordering::SeqCst), 3);
     }
 
@@ -269,7 +285,8 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback");
         let url = format!("http://{}", listener.local_addr().expect("bound"));
         drop(listener);
-        let (found, exchanges) = upstream(&url, UpstreamKind::Sglang).capabilities("toy").await;
+        let (found, exchanges) =
+            upstream(&url, UpstreamKind::Sglang).capabilities("toy", std::future::pending()).await;
         assert_eq!(found, Capabilities::assumed(UpstreamKind::Sglang));
         assert_eq!((exchanges.len(), exchanges[0].status), (1, None));
         assert!(exchanges[0].error.as_ref().expect("why").contains("cannot be reached"));
@@ -279,7 +296,8 @@ mod tests {
     async fn a_server_that_refuses_routing_is_asked_again_without() {
         let dense = fixture("sglang_chat.json").replace("\"sglext\"", "\"x\"");
         let (url, _) = server(vec![(400, "{}".to_owned()), (200, dense)]).await;
-        let (found, exchanges) = upstream(&url, UpstreamKind::Sglang).capabilities("toy").await;
+        let (found, exchanges) =
+            upstream(&url, UpstreamKind::Sglang).capabilities("toy", std::future::pending()).await;
         assert_eq!((found.ids, found.routing), (IdsChannel::TokenIds, false));
         assert_eq!(exchanges.iter().map(|e| e.status).collect::<Vec<_>>(), [Some(400), Some(200)]);
     }
@@ -290,17 +308,18 @@ mod tests {
         let url = format!("http://{}", listener.local_addr().expect("bound"));
         let mut upstream = upstream(&url, UpstreamKind::Vllm);
         upstream.probe_state_mut().limit = Duration::from_millis(1);
-        let (found, exchanges) = upstream.capabilities("toy").await;
+        let (found, exchanges) = upstream.capabilities("toy", std::future::pending()).await;
         assert!(!found.is_probed);
         assert_eq!(exchanges[0].error.as_deref(), Some("it was not answered in time"));
-        let (found, exchanges) = upstream.capabilities("toy").await;
+        let (found, exchanges) = upstream.capabilities("toy", std::future::pending()).await;
         assert_eq!((found.is_probed, exchanges.len()), (false, 0));
     }
 
     #[tokio::test]
     async fn kinds_without_releases_to_tell_apart_are_not_probed() {
         for kind in [UpstreamKind::Openai, UpstreamKind::Anthropic] {
-            let (found, exchanges) = upstream("http://127.0.0.1:1", kind).capabilities("toy").await;
+            let (found, exchanges) =
+                upstream("http://127.0.0.1:1", kind).capabilities("toy", std::future::pending()).await;
             assert_eq!((found, exchanges), (Capabilities::assumed(kind), Vec::new()));
         }
     }

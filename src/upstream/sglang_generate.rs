@@ -45,11 +45,13 @@ pub struct GenerateReply {
     form: Option<Form>,
     /// `completion_tokens` of each output so far.
     totals: BTreeMap<u16, u64>,
+    /// Ids of each output so far.
+    counts: BTreeMap<u16, usize>,
     /// `prompt_tokens` and `cached_tokens` of each output.
     prompts: BTreeMap<u16, (u64, Option<u64>)>,
     /// Outputs that share a prompt; 0: all do.
     each: u64,
-    /// The output of which the last event told everything so far.
+    /// The output of which the last event told all that the earlier ones did.
     repeated: Option<u16>,
 }
 
@@ -60,7 +62,8 @@ impl GenerateReply {
         Self { each: each.max(1), ..Self::default() }
     }
 
-    /// The output of which the last event told everything so far, so that the events before it tell nothing more.
+    /// The output of which the last event told all that the earlier ones did: without those before it the reply reads
+    /// the same.
     #[must_use]
     pub const fn repeated(&self) -> Option<u16> {
         self.repeated
@@ -76,6 +79,14 @@ impl GenerateReply {
     #[must_use]
     pub const fn reply(&self) -> &Reply {
         &self.reply
+    }
+
+    /// Lets go of what grows with the reply, and reads the same when its events are read again. Where each event tells
+    /// everything so far it stays: the next one is compared with it.
+    pub fn forget(&mut self) {
+        if self.form == Some(Form::Incremental) {
+            self.reply.forget();
+        }
     }
 
     /// The reply so far.
@@ -103,6 +114,7 @@ impl GenerateReply {
         };
         let mut fed = Fed::default();
         self.repeated = None;
+        let is_alone = matches!(view, View::Output(_));
         let outputs = match view {
             View::Outputs(outputs) => outputs.into_iter().enumerate().collect(),
             View::Output(output) => vec![(0, *output)],
@@ -117,6 +129,7 @@ impl GenerateReply {
             let index = output.index.or(u16::try_from(position).ok()).unwrap_or(0);
             fed.has_finish |= self.add(index, output)?;
         }
+        self.repeated = self.repeated.filter(|_| is_alone);
         Ok(fed)
     }
 
@@ -129,7 +142,8 @@ impl GenerateReply {
             pairs.as_deref()?.iter().map(|(id, _)| *id).collect()
         });
         let known = self.reply.choices.entry(index).or_default();
-        let before = known.token_ids.as_ref().map_or(0, Vec::len);
+        let before = self.counts.get(&index).copied().unwrap_or(0);
+        let was_over = known.finish_reason.is_some();
         let total_before = self.totals.get(&index).copied().unwrap_or(0);
         let count = ids.as_ref().map_or(0, Vec::len);
         let total = match meta.completion_tokens {
@@ -142,14 +156,16 @@ impl GenerateReply {
             self.form = form;
         }
         let values = pairs.map(|pairs| values(&pairs, ids.as_deref()));
-        match form {
+        let mut is_all = values.is_some() || known.logprobs.is_none();
+        let count = match form {
             Some(Form::Incremental) => {
                 known.text.push_str(&output.text.unwrap_or_default());
-                append(known, ids, values, before, total)?;
+                before + append(known, ids, values, before, total)
             }
             // Both forms of the first event are the same; so are those of the abort of one token, but for its text.
             Some(Form::Cumulative) | None => {
                 let told = output.text.filter(|text| form.is_some() || before == 0 || !text.is_empty());
+                is_all &= told.is_some() || known.text.is_empty();
                 let text = told.unwrap_or_else(|| known.text.clone());
                 let goes_on = match (&known.token_ids, &ids) {
                     (Some(before), Some(ids)) => ids.starts_with(before),
@@ -167,17 +183,24 @@ impl GenerateReply {
                     earlier.resize(known.token_ids.as_ref().map_or(0, Vec::len), None);
                     Some(earlier)
                 });
+                known.token_ids.as_ref().map_or(0, Vec::len)
             }
-        }
+        };
+        self.counts.insert(index, count);
         self.totals.insert(index, total);
         if let Some(spans) = meta.weight_versions {
             let span = |span: VersionView| {
                 Some(VersionSpan { version: label(span.version)?, start: span.start, end: span.end })
             };
             known.weight_versions = Some(spans.into_iter().filter_map(span).collect());
+        } else {
+            is_all &= known.weight_versions.is_none();
         }
-        known.weight_version = meta.weight_version.and_then(label).or(known.weight_version.take());
+        let version = meta.weight_version.and_then(label);
         let routed = meta.routed_experts.map(raw_text);
+        is_all &= version.is_some() || known.weight_version.is_none();
+        is_all &= routed.is_some() || known.routed_experts.is_none();
+        known.weight_version = version.or(known.weight_version.take());
         known.routed_experts = routed.or(known.routed_experts.take());
         let is_over = meta.finish_reason.is_some();
         if let Some(reason) = meta.finish_reason {
@@ -190,15 +213,18 @@ impl GenerateReply {
             }
             known.finish_reason = Some(reason.kind);
         }
-        let is_repeated = form == Some(Form::Cumulative) || (form.is_none() && before == 0);
-        self.repeated = is_repeated.then_some(index);
         let place =
             if self.each == 0 { &mut self.reply.prompt_token_ids } else { &mut known.prompt_token_ids };
-        if place.is_none() {
-            let scored = meta.input_token_logprobs.map(|list| list_ids(&list));
-            let is_all = |ids: &Vec<u32>| !ids.is_empty() && Some(ids.len() as u64) == meta.prompt_tokens;
-            *place = output.prompt_token_ids.or_else(|| scored.flatten().filter(is_all));
-        }
+        let scored = || {
+            let ids = list_ids(&meta.input_token_logprobs?);
+            ids.filter(|ids| !ids.is_empty() && Some(ids.len() as u64) == meta.prompt_tokens)
+        };
+        let prompt = output.prompt_token_ids.or_else(scored);
+        is_all &= place.is_none() || *place == prompt;
+        *place = place.take().or(prompt);
+        is_all &= meta.prompt_tokens.is_some() || !self.prompts.contains_key(&index);
+        let is_cumulative = form == Some(Form::Cumulative) || (form.is_none() && before == 0);
+        self.repeated = (is_cumulative && is_all && !was_over).then_some(index);
         self.reply.id = self.reply.id.take().or(meta.id);
         self.prompts.extend(meta.prompt_tokens.map(|tokens| (index, (tokens, meta.cached_tokens))));
         self.reply.usage = self.usage(meta.reasoning_tokens);
@@ -252,17 +278,17 @@ fn form(
     Ok(form)
 }
 
-/// Adds what is new of an incremental event, up to `total` tokens in all.
+/// Adds what is new of an incremental event, up to `total` tokens in all, and tells how many ids that are.
 fn append(
     known: &mut Choice,
     ids: Option<Vec<u32>>,
     values: Option<Vec<Option<f32>>>,
     before: usize,
     total: u64,
-) -> Result<(), GenerateError> {
+) -> usize {
     let room = usize::try_from(total).unwrap_or(usize::MAX).saturating_sub(before);
     let Some(ids) = ids else {
-        return Ok(());
+        return 0;
     };
     let added = ids.len().min(room);
     known.token_ids.get_or_insert_default().extend_from_slice(&ids[..added]);
@@ -271,7 +297,7 @@ fn append(
         let all = known.logprobs.get_or_insert_with(|| vec![None; before]);
         all.extend((0..added).map(|at| values.get(at).copied().flatten()));
     }
-    Ok(())
+    added
 }
 
 /// Log-probs in the order of `ids`; `None` where the pair is of another id.

@@ -237,6 +237,82 @@ proptest! {
         }
         let _ = reply.feed(&bytes);
     }
+
+    #[test]
+    fn without_the_events_that_later_ones_repeat_a_reply_reads_the_same(
+        is_cumulative: bool,
+        parts in prop::collection::vec((0_u16..3, 0_usize..3, any::<[bool; 7]>()), 0..14),
+    ) {
+        let (mut all, mut short) = (GenerateReply::of_prompts(1), GenerateReply::of_prompts(1));
+        let (mut counts, mut last, mut is_over) = ([0_usize; 3], [None; 3], [false; 3]);
+        let mut kept: BTreeMap<usize, String> = BTreeMap::new();
+        for (number, (index, more, told)) in parts.into_iter().enumerate() {
+            let output = usize::from(index);
+            if std::mem::replace(&mut is_over[output], told[6] && more == 2) {
+                break;
+            }
+            let start = if is_cumulative { 0 } else { counts[output] };
+            counts[output] += more;
+            let total = counts[output];
+            let text: String = (start..total).map(|at| char::from(b'a' + at as u8)).collect();
+            let mut meta = serde_json::json!({"completion_tokens": total, "cached_tokens": number});
+            let mut member = |is_told: bool, name: &str, value: serde_json::Value| {
+                if is_told {
+                    meta[name] = value;
+                }
+            };
+            let pairs: Vec<_> = (start..total).map(|at| serde_json::json!([-0.5, at, null])).collect();
+            member(told[0], "output_token_logprobs", pairs.into());
+            member(told[1], "weight_version", number.to_string().into());
+            member(told[2], "routed_experts", number.to_string().into());
+            member(told[3], "prompt_tokens", 2.into());
+            let spans = serde_json::json!([{"version": "v", "start": 0, "end": total}]);
+            member(told[4], "weight_versions", spans);
+            member(is_over[output], "finish_reason", serde_json::json!({"type": "length"}));
+            let mut event = serde_json::json!({"index": index, "text": text, "meta_info": meta});
+            event["output_ids"] = (start..total).collect::<Vec<_>>().into();
+            if told[5] {
+                event["prompt_token_ids"] = serde_json::json!([1, 2]);
+            }
+            let event = event.to_string();
+            let Ok(fed) = all.feed(event.as_bytes()) else {
+                break;
+            };
+            kept.insert(number, event.clone());
+            // As it is done where the events can be read again.
+            prop_assert_eq!(short.feed(event.as_bytes()).expect("as before"), fed);
+            short.forget();
+            prop_assert_eq!(short.reply().usage, all.reply().usage);
+            prop_assert_eq!(short.reply().is_finished(1), all.reply().is_finished(1));
+            if let Some(old) = all.repeated().and_then(|index| last[usize::from(index)].replace(number)) {
+                kept.remove(&old);
+            }
+        }
+        let mut again = GenerateReply::of_prompts(1);
+        for event in kept.values() {
+            again.feed(event.as_bytes()).expect("as before");
+        }
+        prop_assert_eq!(again.reply(), all.reply());
+    }
+}
+
+#[test]
+fn of_events_that_say_everything_so_far_the_last_is_enough() {
+    let mut reply = GenerateReply::of_prompts(1);
+    let mut repeated = |event: String| {
+        reply.feed(event.as_bytes()).expect("readable");
+        reply.repeated()
+    };
+    let pairs = r#","output_token_logprobs":[[-0.5,1,null]]"#;
+    assert_eq!(repeated(event("a", "[1]", 1, pairs)), Some(0));
+    // One that lacks what was there already is no substitute, nor is one of several outputs.
+    assert_eq!(repeated(event("ab", "[1,2]", 2, "")), None);
+    let pairs = r#","output_token_logprobs":[[-0.5,1,null],[-0.5,2,null],[-0.5,3,null]]"#;
+    assert_eq!(repeated(event("abc", "[1,2,3]", 3, pairs)), Some(0));
+    assert_eq!(repeated(format!("[{}]", event("abc", "[1,2,3]", 3, pairs))), None);
+    let over = format!(r#"{pairs},"finish_reason":{{"type":"stop"}}"#);
+    assert_eq!(repeated(event("abc", "[1,2,3]", 3, &over)), Some(0));
+    assert_eq!(repeated(event("abc", "[1,2,3]", 3, pairs)), None);
 }
 
 #[test]

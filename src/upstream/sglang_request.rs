@@ -19,7 +19,7 @@ use crate::protocol::completions::{self, Prompt};
 use crate::protocol::generate;
 use crate::protocol::json::{self, ScanError};
 use crate::protocol::object::Object;
-use crate::record::UpstreamKind;
+use crate::record::{LogprobSemantics, Sampling, UpstreamKind};
 
 /// What is asked beside what the client wants.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -161,14 +161,18 @@ pub fn of_completions(asking: Asking, request: &completions::Request, ids: Optio
     }
     let sampling: Value = serde_json::from_slice(&sampling).unwrap_or_default();
     let sent = sampling_of(&|name| native_value(name, &|native| sampling.get(native).cloned()));
+    let is_shaped = pinned.is_empty()
+        && (UNPINNED.iter().any(|name| sampling.get(*name).is_some_and(|value| !value.is_null()))
+            || UNPINNED_BESIDE.iter().any(|name| own(name).is_some()));
     Prepared {
         body: out.finish().into(),
         upstream_is_stream: request.is_stream,
         cut: Cut::default(),
         sampling_requested: sampling_of(&|name| request.get(name)),
-        logprob_semantics: semantics(UpstreamKind::Sglang, &sent),
+        logprob_semantics: semantics_of(is_shaped, &sent),
         sampling_sent: sent,
         sent_prompts: prompts.clone(),
+        is_shaped,
     }
 }
 
@@ -213,6 +217,9 @@ pub fn of_native(asking: Asking, request: &generate::Request) -> Result<Prepared
             None => request.sampling(native),
         })
     });
+    let is_shaped = pinned.is_empty()
+        && (UNPINNED.iter().any(|name| request.has_sampling(name))
+            || UNPINNED_BESIDE.iter().any(|name| body.raw(name).is_some_and(|value| value != b"null")));
     let is_untouched = set.is_empty() && remove.is_empty() && pinned.is_empty();
     let edited = if is_untouched {
         body.text().clone()
@@ -224,10 +231,16 @@ pub fn of_native(asking: Asking, request: &generate::Request) -> Result<Prepared
         upstream_is_stream: request.is_stream,
         cut,
         sampling_requested: requested,
-        logprob_semantics: semantics(UpstreamKind::Sglang, &sent),
+        logprob_semantics: semantics_of(is_shaped, &sent),
         sampling_sent: sent,
         sent_prompts: request.prompts.clone(),
+        is_shaped,
     })
+}
+
+/// That of the log-probs of what is sent.
+fn semantics_of(is_shaped: bool, sent: &Sampling) -> LogprobSemantics {
+    if is_shaped { LogprobSemantics::Unknown } else { semantics(UpstreamKind::Sglang, sent) }
 }
 
 /// The value by its native name.

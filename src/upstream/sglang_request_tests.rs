@@ -41,7 +41,42 @@ fn a_completions_request_becomes_a_native_one() {
     );
     assert_eq!((sampling.top_p, sampling.top_k), (None, None));
     assert_eq!(prepared.sampling_requested.max_tokens, Some(5));
-    assert_eq!(prepared.logprob_semantics, LogprobSemantics::TempScaled);
+    // `min_tokens` and `logit_bias`: nobody knows of which distribution the log-probs are.
+    assert_eq!((prepared.is_shaped, prepared.logprob_semantics), (true, LogprobSemantics::Unknown));
+}
+
+#[test]
+fn law_12_what_changes_the_distribution_beside_its_parameters_is_told() {
+    let pass = asking(SamplingPlan::PassThrough, false);
+    let told = |prepared: &Prepared| (prepared.is_shaped, prepared.logprob_semantics);
+    let plain = (false, LogprobSemantics::TempScaled);
+    let shaped = (true, LogprobSemantics::Unknown);
+    let pinned = (false, LogprobSemantics::RawT1);
+    let own = |name: &str, value: Value| completions(&json!({"model": "m", "prompt": [1], name: value}));
+    assert_eq!(told(&of_completions(pass, &own("temperature", json!(0.5)), None)), plain);
+    for name in ["logit_bias", "min_tokens", "ignore_eos", "custom_params", "custom_logit_processor"] {
+        assert_eq!(told(&of_completions(pass, &own(name, Value::Null), None)), plain, "{name}");
+        assert_eq!(told(&of_completions(pass, &own(name, json!(1)), None)), shaped, "{name}");
+        assert_eq!(
+            told(&of_completions(asking(PINNED, false), &own(name, json!(1)), None)),
+            pinned,
+            "{name}"
+        );
+    }
+    for name in UNPINNED {
+        for (value, expected) in [("null", plain), ("1", shaped)] {
+            let text = format!(
+                r#"{{"input_ids":[[1],[2]],"sampling_params":[{{"temperature":0.5}},{{"temperature":0.5,"{name}":{value}}}]}}"#
+            );
+            assert_eq!(told(&of_native(pass, &native(&text)).expect("an object")), expected, "{name}");
+            let prepared = of_native(asking(PINNED, false), &native(&text)).expect("an object");
+            assert_eq!(told(&prepared), pinned, "{name}");
+        }
+    }
+    for (value, expected) in [("null", plain), ("\"x\"", shaped)] {
+        let text = format!(r#"{{"input_ids":[1],"custom_logit_processor":{value}}}"#);
+        assert_eq!(told(&of_native(pass, &native(&text)).expect("an object")), expected, "{value}");
+    }
 }
 
 #[test]

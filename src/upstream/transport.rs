@@ -1,7 +1,8 @@
 //! The ways to an upstream, and the reply's head.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use bytes::Bytes;
@@ -21,6 +22,11 @@ use super::routing::RoutingHint;
 use super::unpack::Unpacker;
 use super::url::{BaseUrl, InvalidUrl, below};
 use crate::record::UpstreamKind;
+
+/// After that time an upstream is asked again for what it refused: it may have been another reason, or another release.
+const REFUSAL_HOLDS: Duration = Duration::from_secs(600);
+/// Most models of which a refusal is remembered: their names are clients' to choose.
+const MAX_REFUSALS: usize = 1000;
 
 /// Longest waits. There is no limit on a whole reply: long answers are healthy.
 #[derive(Debug, Clone, Copy)]
@@ -87,8 +93,8 @@ pub struct Upstream {
     transport: Transport,
     key: Option<ApiKey>,
     timeouts: Timeouts,
-    /// It refused what lego adds for capture.
-    refuses_additions: AtomicBool,
+    /// Models for which it refused what lego adds for capture, and when.
+    refusals: Mutex<HashMap<String, Instant>>,
     /// `None`: expert routing is not captured.
     routing_hint: Option<RoutingHint>,
     probe: ProbeState<Capabilities>,
@@ -154,7 +160,7 @@ impl Upstream {
             transport,
             key,
             timeouts,
-            refuses_additions: AtomicBool::new(false),
+            refusals: Mutex::default(),
             routing_hint: Some(RoutingHint::default()),
             probe: ProbeState::default(),
             native_probe: ProbeState::default(),
@@ -169,7 +175,7 @@ impl Upstream {
             transport: Transport::InProcess(router),
             key: None,
             timeouts,
-            refuses_additions: AtomicBool::new(false),
+            refusals: Mutex::default(),
             routing_hint: Some(RoutingHint::default()),
             probe: ProbeState::default(),
             native_probe: ProbeState::default(),
@@ -214,15 +220,32 @@ impl Upstream {
         self.timeouts
     }
 
-    /// True if it once refused what lego adds for capture.
+    /// True if it refused a short time ago what lego adds for capture in calls for this model of its own.
     #[must_use]
-    pub fn refuses_additions(&self) -> bool {
-        self.refuses_additions.load(Ordering::Relaxed)
+    pub fn refuses_additions(&self, model: &str) -> bool {
+        self.refused_additions(model, Instant::now())
     }
 
-    /// Remembers that it refuses what lego adds for capture.
-    pub fn set_refuses_additions(&self) {
-        self.refuses_additions.store(true, Ordering::Relaxed);
+    fn refused_additions(&self, model: &str, now: Instant) -> bool {
+        // No other kind is asked without them.
+        if self.kind != UpstreamKind::Openai {
+            return false;
+        }
+        let refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        refusals.get(model).is_some_and(|since| now.saturating_duration_since(*since) < REFUSAL_HOLDS)
+    }
+
+    /// Remembers that it refuses what lego adds for capture in calls for this model of its own.
+    pub fn set_refuses_additions(&self, model: &str) {
+        let now = Instant::now();
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        if refusals.len() >= MAX_REFUSALS {
+            refusals.retain(|_, since| now.saturating_duration_since(*since) < REFUSAL_HOLDS);
+        }
+        // A model that is not remembered is asked twice each time, and that is all.
+        if refusals.len() < MAX_REFUSALS || refusals.contains_key(model) {
+            refusals.insert(model.to_owned(), now);
+        }
     }
 
     /// How it is called in messages.
@@ -394,6 +417,22 @@ fn chain(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refusal_holds_for_its_model_and_for_a_while() {
+        let upstream = Upstream::http("http://127.0.0.1:1", UpstreamKind::Openai, None, Timeouts::default());
+        let upstream = upstream.expect("upstream");
+        let now = Instant::now();
+        assert!(!upstream.refuses_additions("a"));
+        upstream.set_refuses_additions("a");
+        assert!(upstream.refuses_additions("a") && !upstream.refuses_additions("b"));
+        assert!(!upstream.refused_additions("a", now + 2 * REFUSAL_HOLDS));
+        for number in 0..2 * MAX_REFUSALS {
+            upstream.set_refuses_additions(&number.to_string());
+        }
+        assert_eq!(upstream.refusals.lock().expect("whole").len(), MAX_REFUSALS);
+        assert!(upstream.refuses_additions("a"));
+    }
 
     #[test]
     fn g04_no_key_is_in_a_debug_output_or_a_query() {

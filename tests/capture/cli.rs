@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use lego::capture::{Writer, WriterOptions};
-use lego::record::CallSink;
+use lego::record::{CallKind, CallSink, ClientApi, IdsSource, UpstreamKind};
 
 use crate::calls::{call, failed_call};
 
@@ -51,4 +51,85 @@ async fn ls_and_show_tell_what_was_captured_while_the_writer_runs() {
     let message = String::from_utf8_lossy(&unknown.stderr).into_owned();
     assert!(message.contains("no session or call nobody"), "{message}");
     writer.close().await;
+}
+
+#[tokio::test]
+async fn ls_tells_probes_apart_and_limits_and_a_run_folder_is_as_good_as_its_captures() {
+    let run = tempfile::tempdir().expect("folder");
+    let dir = run.path().join("captures");
+    let writer = Writer::open(&dir, WriterOptions::default()).expect("free folder");
+    let mut calls = vec![call("one", &[1, 2], &[3, 4]), call("one", &[9], &[8]), call("two", &[1], &[2])];
+    calls[1].kind = CallKind::Probe;
+    calls[2].received_at += 1_000_000;
+    let mut local = call("two", &[5], &[6, 7]);
+    local.received_at += 2_000_000;
+    (local.trainable, local.completion_ids_source) = (false, IdsSource::LocalTokenizer);
+    local.client_api = ClientApi::OpenaiResponses;
+    local.client_request = Some(
+        serde_json::value::RawValue::from_string(
+            r#"{"instructions": "be brief", "input": "list it"}"#.to_owned(),
+        )
+        .expect("JSON"),
+    );
+    calls.push(local);
+    writer.append(calls).await.expect("room");
+
+    let listed = text(&lego(run.path(), &["ls"]));
+    let one = listed.lines().find(|line| line.starts_with("one ")).expect("listed");
+    assert_eq!(one.split_whitespace().collect::<Vec<_>>()[1..4], ["1", "2", "2"], "{listed}");
+    assert!(listed.contains("2 sessions, 3 sampled tokens; 1 probe of lego's own"), "{listed}");
+    let newest = text(&lego(run.path(), &["ls", "--limit", "1"]));
+    assert!(newest.contains("1 session, 1 sampled token; the newest of 2"), "{newest}");
+    assert!(!newest.contains("\none "), "{newest}");
+    let probes = text(&lego(run.path(), &["ls", "--kind", "probe", "--json"]));
+    let probes: Vec<serde_json::Value> =
+        probes.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(probes.len(), 1);
+    assert_eq!((&probes[0]["session_id"], &probes[0]["calls"]), (&"one".into(), &1.into()));
+    assert_eq!(lego(run.path(), &["ls", "--kind", "nothing"]).status.code(), Some(2));
+
+    let calls = text(&lego(run.path(), &["ls", "--session", "one", "--kind", "policy"]));
+    assert!(calls.contains("policy") && !calls.contains("probe"), "{calls}");
+    let calls = text(&lego(run.path(), &["ls", "--session", "two", "--limit", "1"]));
+    assert!(calls.contains("~2") && calls.contains("ids of a local tokenizer"), "{calls}");
+    assert!(calls.contains("the newest 1 of 2"), "{calls}");
+
+    let shown = text(&lego(run.path(), &["show", "two"]));
+    for part in ["[instructions] be brief", "[user] list it", "2 ids of the reply's text (local_tokenizer)"] {
+        assert!(shown.contains(part), "{part} is not in\n{shown}");
+    }
+    writer.close().await;
+}
+
+#[tokio::test]
+async fn tokens_have_their_text_where_the_tokenizer_is_known() {
+    let dir = tempfile::tempdir().expect("folder");
+    let model = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/models/lego-tiny"));
+    let tokenizer = lego::text::Tokenizer::load(model).expect("bundled");
+    let (prompt, said) =
+        (tokenizer.encode("<|im_start|>user\n").expect("ids"), tokenizer.encode("hi 京").expect("ids"));
+    let captures = dir.path().join("captures");
+    let writer = Writer::open(&captures, WriterOptions::default()).expect("free folder");
+    let mut sampled = call("one", &prompt, &said);
+    sampled.upstream_kind = UpstreamKind::Embedded;
+    let mut foreign = call("other", &prompt, &said);
+    foreign.upstream_kind = UpstreamKind::Embedded;
+    foreign.tokenizer_sha256 = Some("0".repeat(64));
+    writer.append(vec![sampled, foreign]).await.expect("room");
+    writer.close().await;
+
+    let plain = text(&lego(&captures, &["show", "one", "--tokens"]));
+    assert!(plain.contains("prompt ids") && !plain.contains("prompt text"), "{plain}");
+    let folder = model.to_str().expect("text");
+    let with_text = text(&lego(&captures, &["show", "one", "--tokens", "--tokenizer", folder]));
+    assert!(with_text.contains("prompt text \"<|im_start|>user\\n\""), "{with_text}");
+    // The character is made of several tokens, none of which is text by itself.
+    assert!(with_text.contains("b\"\\x"), "{with_text}");
+    let other = text(&lego(&captures, &["show", "other", "--tokens", "--tokenizer", folder]));
+    assert!(!other.contains("prompt text"), "{other}");
+    // A run's folder says whose tokenizer it is.
+    let resolved = format!("[proxy]\nmodel_path = {folder:?}\n");
+    std::fs::write(dir.path().join("config.resolved.toml"), resolved).expect("written");
+    let found = text(&lego(dir.path(), &["show", "one", "--tokens"]));
+    assert!(found.contains("prompt text \"<|im_start|>user\\n\""), "{found}");
 }

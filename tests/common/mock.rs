@@ -89,6 +89,7 @@ impl Mock {
         Router::new()
             .route("/v1/chat/completions", post(chat))
             .route("/v1/messages", post(chat))
+            .route("/v1/completions", post(chat))
             .route("/tokenize", post(tokenize))
             .route(
                 "/v1/models",

@@ -18,7 +18,10 @@ pub fn venv(packages: &[&str]) -> PathBuf {
     if !venv.join("made").exists() {
         let mut make = Command::new("python3");
         make.args(["-m", "venv", "--clear"]).arg(&venv);
-        run(make, "make a virtual environment: install Python 3 with its venv module");
+        run(
+            make,
+            "make a virtual environment: install Python 3 with its venv module (Debian, Ubuntu: apt install python3-venv)",
+        );
         File::create(venv.join("made")).expect("marker");
     }
     let marker = |package: &str| venv.join(format!("has-{package}"));
@@ -27,7 +30,7 @@ pub fn venv(packages: &[&str]) -> PathBuf {
         let mut install = Command::new(&python);
         install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
         install.args(&missing);
-        run(install, "install packages with pip: check the network or the package index");
+        run(install, "install packages from PyPI with pip: check the network or pip's index");
         for package in missing {
             File::create(marker(package)).expect("marker");
         }

@@ -35,21 +35,24 @@ async fn a_pause_holds_new_calls_back_and_versions_are_told() {
         let url = setup.url();
         tokio::spawn(async move { text(post(&url, &request(true)).await).await })
     };
-    // It is in, and not at the upstream.
+    // It is in, and not at the upstream: nothing is in flight that a change of the weights would disturb.
     loop {
         let response =
             client().get(format!("{url}/state")).bearer_auth("admin-canary").send().await.expect("answer");
         let state: Value = serde_json::from_slice(&text(response).await).expect("JSON");
-        if state["calls_in_flight"] == 1 {
+        if state["calls_waiting"] == 1 {
+            assert_eq!(state["calls_in_flight"], 0);
             break;
         }
     }
     assert_eq!(setup.mock.asked().len(), 0);
+    // It is sampled by the weights that there are when it is sent.
+    tell(&format!("{url}/policy-version"), json!({"version": 8})).await;
     assert_eq!(tell(&format!("{url}/resume"), json!({})).await["is_paused"], false);
     calling.await.expect("the call ends");
     let call = &setup.sink.calls(1).await[0];
     assert_eq!((call.status, call.weight_source), (CallStatus::Ok, WeightSource::LegoClock));
-    assert_eq!(call.weight_spans.as_ref().expect("spans")[0].version, "7");
+    assert_eq!(call.weight_spans.as_ref().expect("spans")[0].version, "8");
     assert!(call.trainable, "{:?}", call.not_trainable_reasons);
 
     for (key, expected) in [("wrong", 401), ("", 401)] {
@@ -307,4 +310,55 @@ async fn side_calls_are_told_from_the_policys() {
         assert_eq!(call.harness_version.as_deref(), version);
     }
     session.close().await;
+}
+
+#[tokio::test]
+async fn a_last_call_that_fails_does_not_end_its_session() {
+    let script = Script { first_errors: vec![(503, "busy", vec![])], ..Script::default() };
+    let setup = Setup::stand_alone(script).await;
+    let last = |stream: bool| {
+        let asked = client().post(setup.url()).header("x-session-id", "a").header("x-session-done", "1");
+        asked.header("content-type", "application/json").body(request(stream).to_string()).send()
+    };
+    assert_eq!(last(false).await.expect("answer").status(), 503);
+    let again = last(true).await.expect("answer");
+    assert_eq!(again.status(), 200, "its client tries again");
+    text(again).await;
+    let late = loop {
+        let late = last(false).await.expect("answer");
+        // The end of a stream may be read before its connection has let go of the call.
+        if late.status() != 200 {
+            break late;
+        }
+    };
+    assert_eq!(late.status(), 409);
+}
+
+#[tokio::test]
+async fn a_sessions_key_given_as_its_name_is_recorded_without_the_secret() {
+    let setup = Setup::stand_alone(Script::default()).await;
+    for header in ["x-session-id", "session_id", "x-claude-code-session-id"] {
+        let asked = client().post(setup.url()).header(header, "sk-lego-s1.canary-secret");
+        let asked = asked.header("x-claude-code-agent-id", "sk-lego-s2.canary-secret");
+        let asked = asked.header("content-type", "application/json").body(request(false).to_string());
+        assert_eq!(asked.send().await.expect("answer").status(), 200);
+    }
+    for call in setup.sink.calls(3).await {
+        assert_eq!(call.harness_conversation_id.as_deref(), Some("s1/s2"));
+        assert!(!serde_json::to_string(&call).expect("JSON").contains("canary-secret"));
+    }
+}
+
+#[tokio::test]
+async fn sessions_that_share_a_pinned_seed_are_sampled_with_their_own() {
+    let pinned = SessionSampling::Pinned { temperature: 1.0, seed: 7 };
+    let options = ProxyOptions::new(Mode::StandAlone { sampling: pinned, model_map: Default::default() });
+    let setup = Setup::with(options, lego::record::UpstreamKind::Vllm, Script::default()).await;
+    for session in ["a", "b", "a"] {
+        let url = format!("http://{}/sessions/{session}/v1/chat/completions", setup.address);
+        text(post(&url, &request(false)).await).await;
+    }
+    let seeds: Vec<i64> =
+        setup.mock.asked().iter().map(|asked| asked.json()["seed"].as_i64().expect("a seed")).collect();
+    assert!(seeds[0] != seeds[1] && seeds[0] != seeds[2] && seeds[1] != seeds[2], "{seeds:?}");
 }

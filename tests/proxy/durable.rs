@@ -142,3 +142,32 @@ async fn a_store_that_fails_is_an_error_for_the_client_and_the_trainer() {
         assert_eq!(result.upstream_failures.len(), 1);
     }
 }
+
+#[tokio::test]
+async fn an_event_that_cannot_be_read_leaves_after_what_came_before_is_durable() {
+    // A client reads what lego's typed view does not: arguments that are an object.
+    let odd = |mut parts: Vec<Part>| {
+        let last = parts.len() - 3;
+        let Part::Event(event) = &parts[last] else { unreachable!("events only") };
+        let mut event: serde_json::Value = serde_json::from_str(event).expect("JSON");
+        assert_eq!(event["choices"][0]["finish_reason"], "stop");
+        event["choices"][0]["delta"] = json!({"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": {"a": 1}}}]});
+        parts[last] = Part::Event(event.to_string());
+        // Nothing that follows commits the call.
+        parts.insert(last + 1, Part::Gate);
+        parts
+    };
+    let setup = Setup::stand_alone(Script { spoil: Some(odd), ..Script::default() }).await;
+    let mut response = setup.post(&request(true)).await;
+    let mut seen = String::new();
+    while !seen.contains("\"arguments\":{") {
+        let piece = response.chunk().await.expect("piece").expect("more");
+        seen.push_str(&String::from_utf8_lossy(&piece));
+    }
+    let drafts = setup.sink.drafts.borrow().clone();
+    assert_eq!(drafts.len(), 1, "kept before the client could act");
+    assert!(drafts[0].response.as_ref().expect("reply").get().contains("arguments"));
+    setup.mock.open_gate();
+    assert!(text(response).await.ends_with(b"data: [DONE]\n\n"));
+    assert_eq!(setup.sink.calls(1).await[0].status, CallStatus::ParseError);
+}

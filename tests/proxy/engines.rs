@@ -84,6 +84,45 @@ async fn c16_routing_that_is_not_of_these_tokens_is_not_stored_and_the_reply_pas
 }
 
 #[tokio::test]
+async fn c16_routing_of_completions_is_of_each_choices_own_prompt() {
+    // Two prompts of two and three tokens; one sampled token each. The ids of a prompt come with its choice.
+    let choice = |index: u64, prompt: Value, rows: usize| {
+        json!({"index": index, "text": "x", "finish_reason": "stop", "prompt_token_ids": prompt, "token_ids": [9],
+            "logprobs": {"token_logprobs": [-0.5]}, "weight_versions": [{"version": "3", "start": 0, "end": 1}],
+            "routed_experts": npy(rows)})
+    };
+    let body = json!({"id": "c", "object": "text_completion", "created": 1, "model": "toy",
+        "choices": [choice(0, json!([1, 2]), 2), choice(1, json!([3, 4, 5]), 3)],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}});
+    let mock = Mock::start(Script { body: Some(body.to_string().into_bytes()), ..Script::default() }).await;
+    let upstream = of_kind(UpstreamKind::Vllm, Some(RoutingHint::default()))(&mock);
+    let setup = Setup::in_front_of(upstream, ProxyOptions::trainer("policy"), mock).await;
+    let session = setup.proxy.open_session(spec("s1")).expect("open");
+    let url = format!("http://{}/sessions/s1/v1/completions", setup.address);
+    text(post(&url, &json!({"model": "toy", "prompt": [[1, 2], [3, 4, 5]]})).await).await;
+    let calls = session.close().await.calls;
+    let rows: Vec<_> = calls.iter().map(|call| call.routing.as_ref().map(|r| r.shape().rows)).collect();
+    assert_eq!(rows, [Some(2), Some(3)]);
+    assert!(!calls.iter().any(|call| call.not_trainable_reasons.contains(&"routing_without_ids".to_owned())));
+}
+
+#[tokio::test]
+async fn spans_of_weights_that_nobody_labelled_do_not_beat_legos_own_clock() {
+    let unlabelled =
+        |body: String| body.replace("\"version\": \"3\"", "\"version\": \"default\"").into_bytes();
+    let mock = Mock::start(Script { spoil_body: Some(unlabelled), ..Script::default() }).await;
+    let upstream = of_kind(UpstreamKind::Vllm, None)(&mock);
+    let setup = Setup::in_front_of(upstream, ProxyOptions::trainer("policy"), mock).await;
+    setup.proxy.set_policy_version("7");
+    let session = setup.proxy.open_session(spec("s1")).expect("open");
+    let url = format!("http://{}/sessions/s1/v1/chat/completions", setup.address);
+    text(post(&url, &request(false)).await).await;
+    let call = session.close().await.calls[0].clone();
+    assert_eq!(call.weight_source, WeightSource::LegoClock);
+    assert_eq!(call.weight_spans.as_ref().expect("spans")[0].version, "7");
+}
+
+#[tokio::test]
 async fn sglang_gives_ids_log_probs_weights_and_routing_in_a_body() {
     let script = Script { spoil_body: Some(|_| SGLANG.into()), ..Script::default() };
     let hint = RoutingHint { layers: Some(4), top_k: None };

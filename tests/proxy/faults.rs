@@ -146,6 +146,49 @@ async fn a07_an_error_inside_a_stream_passes_and_is_recorded() {
     assert_eq!(calls[0].completion_token_ids.as_ref().expect("ids").len(), 2);
 }
 
+/// A server that answers each connection's one request with these bytes and closes it at once.
+async fn writes_and_closes(reply: String) -> (Setup, tokio::task::JoinHandle<()>) {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    let serving = tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let mut asked = Vec::new();
+            // The request's JSON ends so, and nothing of it must be unread: its close would be a reset.
+            while !asked.ends_with(b"}") {
+                stream.read_buf(&mut asked).await.expect("a request");
+            }
+            stream.write_all(reply.as_bytes()).await.expect("written");
+        }
+    });
+    let upstream =
+        Upstream::http(&url, UpstreamKind::Vllm, None, crate::setup::timeouts()).expect("upstream");
+    let mock = Mock::in_process(Script::default());
+    (Setup::in_front_of(upstream, ProxyOptions::stand_alone(), mock).await, serving)
+}
+
+#[tokio::test]
+async fn a04_a_reply_that_is_cut_with_its_last_bytes_is_no_success() {
+    // A body of 5,000 bytes of which 3,000 come.
+    let body = format!("{{\"choices\": [{{\"message\": {{\"content\": \"{}", "x".repeat(2960));
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 5000\r\n\r\n";
+    let (setup, serving) = writes_and_closes(format!("{head}{body}")).await;
+    let response = setup.post(&request(false)).await;
+    assert_eq!(response.status(), 502);
+    error_of(&text(response).await);
+    assert_eq!(setup.sink.calls(1).await[0].status, CallStatus::Truncated);
+    serving.abort();
+
+    // A stream with an event that nobody can read: all that says that it was cut is its connection.
+    let event = "data: {\"choices\": oops\n\n";
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+    let (setup, serving) = writes_and_closes(format!("{head}{:x}\r\n{event}\r\n", event.len())).await;
+    assert_eq!(broken(setup.post(&request(true)).await).await, event);
+    assert_eq!(setup.sink.calls(1).await[0].status, CallStatus::ParseError);
+    serving.abort();
+}
+
 #[tokio::test]
 async fn garbage_reaches_the_client_and_the_record_says_parse_error() {
     let garbage = |mut parts: Vec<Part>| {

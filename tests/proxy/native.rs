@@ -16,6 +16,7 @@ use crate::mock::{Mock, Script};
 use crate::setup::{PATIENCE, Setup, post, spec, text, timeouts};
 
 mod faults;
+mod long;
 mod own;
 mod server;
 

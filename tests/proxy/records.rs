@@ -254,3 +254,41 @@ async fn g04_no_key_is_in_a_record_an_error_or_a_reply() {
         }
     }
 }
+
+/// The record is made before the held event leaves: a reply that came at once had no time by then.
+#[tokio::test]
+async fn the_time_to_the_first_event_is_known_of_a_reply_that_comes_at_once() {
+    for stream in [false, true] {
+        let at_once = |script: &Script| crate::mock::events(script, &request(true));
+        let whole: String =
+            at_once(&Script::default()).iter().map(|event| format!("data: {event}\n\n")).collect();
+        let parts = Some(vec![Part::Raw(whole.into_bytes())]);
+        for script in [Script::default(), Script { parts, ..Script::default() }] {
+            let call = train(script, request(stream)).await.remove(0);
+            let ttft_us = call.ttft_us.expect("known");
+            assert!(ttft_us <= call.duration_us, "{ttft_us} of {}", call.duration_us);
+        }
+        let refused = Script { error: Some((404, "{}".to_owned())), ..Script::default() };
+        assert!(train(refused, request(stream)).await.remove(0).ttft_us.is_some());
+    }
+}
+
+#[tokio::test]
+async fn law_12_a_call_that_passes_through_with_a_shaped_distribution_is_not_trainable() {
+    let mut body = request(false);
+    for (name, value) in [("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0), ("repetition_penalty", 1.0)] {
+        body[name] = serde_json::json!(value);
+    }
+    body["top_k"] = serde_json::json!(-1);
+    body["frequency_penalty"] = serde_json::json!(0);
+    body["presence_penalty"] = serde_json::json!(0);
+    let setup = Setup::stand_alone(Script::default()).await;
+    text(setup.post(&body).await).await;
+    body["bad_words"] = serde_json::json!(["no"]);
+    text(setup.post(&body).await).await;
+    let calls = setup.sink.calls(2).await;
+    assert!(calls[0].trainable, "{:?}", calls[0].not_trainable_reasons);
+    assert!(calls[1].not_trainable_reasons.contains(&"sampling_unknown_or_truncated".to_owned()));
+    assert_eq!(calls[1].logprob_semantics, lego::record::LogprobSemantics::Unknown);
+    assert_eq!(setup.mock.asked()[1].json()["bad_words"][0], "no", "it goes to the upstream as it came");
+}

@@ -26,7 +26,7 @@ fn silent() -> Script {
 }
 
 /// With a grace that no test waits for.
-fn patient() -> ProxyOptions {
+pub fn patient() -> ProxyOptions {
     let mut options = ProxyOptions::stand_alone();
     options.retry_grace = 10 * PATIENCE;
     options
@@ -37,7 +37,7 @@ async fn start(options: ProxyOptions, script: Script) -> Setup {
 }
 
 /// Reads a stream until it has said `needle`.
-async fn until(response: &mut reqwest::Response, needle: &str) -> String {
+pub async fn until(response: &mut reqwest::Response, needle: &str) -> String {
     let mut seen = String::new();
     while !seen.contains(needle) {
         let piece = tokio::time::timeout(PATIENCE, response.chunk()).await.expect("in time");
@@ -47,7 +47,7 @@ async fn until(response: &mut reqwest::Response, needle: &str) -> String {
 }
 
 /// Waits until so many calls run without their clients.
-async fn left(setup: &Setup, count: usize) {
+pub async fn left(setup: &Setup, count: usize) {
     let waiting = async {
         while setup.proxy.calls_without_client() != count {
             tokio::task::yield_now().await;
@@ -57,7 +57,7 @@ async fn left(setup: &Setup, count: usize) {
 }
 
 /// What a client without lego gets.
-async fn direct(setup: &Setup, body: &Value) -> Bytes {
+pub async fn direct(setup: &Setup, body: &Value) -> Bytes {
     text(post(&format!("{}/v1/chat/completions", setup.mock.url()), body).await).await
 }
 
@@ -214,7 +214,7 @@ async fn a_reply_that_is_made_of_a_body_can_be_had_again() {
 }
 
 /// A stream's events without what is new in every reply.
-fn without_ids(stream: &str) -> String {
+pub fn without_ids(stream: &str) -> String {
     let id = |word: &str| {
         ["msg_", "resp_", "rs_", "fc_", "call_", "created"].iter().any(|prefix| word.contains(prefix))
     };

@@ -466,3 +466,23 @@ async fn a_server_of_messages_behind_an_alias_does_not_give_its_own_name_away() 
     let call = &house.sink.calls(1).await[0];
     assert_eq!((call.model_requested.as_str(), call.model_served.as_deref()), ("alias", Some("real")));
 }
+
+#[tokio::test]
+async fn counts_of_tokens_are_among_a_routes_requests() {
+    let mock = Mock::start(Script::default()).await;
+    let route = RouteOptions {
+        requests_per_minute: Some(1),
+        admission_wait: Some(Duration::ZERO),
+        ..RouteOptions::new("slow", to(&mock, None))
+    };
+    let house = House::new(stand_alone(), None, vec![route]).await;
+    let body = json!({"model": "slow", "messages": [{"role": "user", "content": "hi"}]});
+    assert_eq!(house.ask("/v1/messages/count_tokens", &body).await.status(), 200);
+    let response = house.ask("/v1/messages/count_tokens", &body).await;
+    assert_eq!(response.status(), 429);
+    let after: u64 = response.headers()["retry-after"].to_str().expect("text").parse().expect("seconds");
+    assert!((2..=60).contains(&after), "{after}");
+    let error: Value = serde_json::from_slice(&text(response).await).expect("JSON");
+    assert_eq!(error["error"]["type"], "rate_limit_error");
+    assert_eq!(mock.tokenized().len(), 1);
+}

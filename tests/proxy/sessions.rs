@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use lego::proxy::{ListenError, ProxyOptions, SessionSpec};
 use lego::record::{CallStatus, UpstreamKind};
+use lego::rollout::SessionFacts;
 use serde_json::{Value, json};
 
 use crate::mock::{Part, Script};
@@ -118,6 +119,7 @@ async fn closing_a_session_ends_its_running_calls_and_waits_for_their_records() 
     assert_eq!(result.calls[0].status, CallStatus::Aborted);
     assert_eq!(result.calls[0].completion_token_ids.as_ref().expect("ids").len(), 2);
     assert!(result.upstream_failures.is_empty());
+    assert_eq!(SessionFacts::of(&result, false).policy_calls, 1, "the policy was at it");
     assert!(String::from_utf8_lossy(&broken(response).await).contains("call_aborted"));
     setup.mock.aborted(1).await;
 }

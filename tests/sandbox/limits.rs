@@ -1,8 +1,8 @@
 //! What limits do, and how their work is told from a program's own end.
 
-use lego::sandbox::{Enforcement, Limits};
+use lego::sandbox::{Choice, DiskLimit, Enforcement, Limits, Spec};
 
-use super::{MIB, backend, out, python, sandbox, shell};
+use super::{MIB, backend, choose, mount, out, python, sandbox, shell};
 
 /// Takes 1 MiB at a time until it ends.
 const EAT_MEMORY: &str = "x = []\nwhile True: x.append(b'x' * (1 << 20))";
@@ -87,5 +87,66 @@ async fn cpu_time_ends_with_its_own_signal() {
     let mut sandbox = sandbox(Limits { cpu_seconds: Some(1), ..Limits::default() }).await;
     let exit = sandbox.exec(shell("while :; do :; done")).await.unwrap();
     assert_eq!(exit.evidence.signal, Some(libc::SIGXCPU));
+    sandbox.stop().await.unwrap();
+}
+
+/// Each goes on until it is ended.
+const FILL_THE_WORKSPACE: [(&str, &str); 3] = [
+    ("files", "i=0; while :; do dd if=/dev/zero of=$i bs=1M count=1 2>/dev/null; i=$((i+1)); done"),
+    ("empty files", "i=0; while :; do : > e$i; i=$((i+1)); done"),
+    ("files without a name", "exec python3 -c \"$PROGRAM\""),
+];
+
+/// Twenty files of a MiB each, deleted and open.
+const WITHOUT_A_NAME: &str = "
+import tempfile
+files = [tempfile.TemporaryFile(dir='.', buffering=0) for _ in range(20)]
+for file in files: file.write(bytes(1 << 20))
+while True: pass
+";
+
+#[tokio::test]
+async fn a_workspace_that_grows_too_large_ends_the_program_as_its_own_doing() {
+    for choice in [Choice::Embedded, Choice::Weak] {
+        let backend = choose(choice).await;
+        assert_eq!(backend.capabilities().disk, DiskLimit::Polled);
+        let limits = Limits { workspace_bytes: Some(16 * MIB), ..Limits::default() };
+        for (name, script) in FILL_THE_WORKSPACE {
+            if choice == Choice::Weak && name == "files without a name" {
+                continue; // of these the weak sandbox knows nothing
+            }
+            let work = tempfile::tempdir().unwrap();
+            // What was there does not count.
+            std::fs::write(work.path().join("first"), vec![1; 20 << 20]).unwrap();
+            let mounts = vec![mount(work.path(), "/workspace", true)];
+            let spec = Spec { mounts, limits: limits.clone(), ..Spec::default() };
+            let mut sandbox = backend.create(spec).await.unwrap();
+            let exit = sandbox.exec(shell("echo x > /workspace/small")).await.unwrap();
+            assert_eq!((exit.evidence.code, exit.evidence.is_over_disk_limit), (Some(0), false));
+            let mut fill = shell(script);
+            fill.cwd = "/workspace".into();
+            fill.env.push(("PROGRAM".into(), WITHOUT_A_NAME.into()));
+            let exit = sandbox.exec(fill).await.unwrap();
+            let evidence = &exit.evidence;
+            assert!(evidence.is_over_disk_limit, "{choice:?}, {name}: {exit:?}");
+            assert_eq!(evidence.signal, Some(libc::SIGKILL), "{choice:?}, {name}: {exit:?}");
+            assert!(!evidence.host_oom && !evidence.timed_out && !evidence.sandbox_lost, "{exit:?}");
+            assert_eq!(evidence.oom_kills.unwrap_or(0), 0, "{exit:?}");
+            sandbox.stop().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_single_file_is_held_by_the_kernel_and_what_was_written_last_is_seen() {
+    let work = tempfile::tempdir().unwrap();
+    let mounts = vec![mount(work.path(), "/workspace", true)];
+    let limits = Limits { workspace_bytes: Some(4 * MIB), tmp_bytes: Some(MIB), ..Limits::default() };
+    let mut sandbox = backend().await.create(Spec { mounts, limits, ..Spec::default() }).await.unwrap();
+    let exit = sandbox.exec(shell("exec dd if=/dev/zero of=/workspace/a bs=1M count=64")).await.unwrap();
+    assert_eq!(exit.evidence.signal, Some(libc::SIGXFSZ), "{exit:?}");
+    assert_eq!(std::fs::metadata(work.path().join("a")).unwrap().len(), 4 * MIB);
+    let exit = sandbox.exec(shell("dd if=/dev/zero of=/workspace/b bs=1M count=3; exit 7")).await.unwrap();
+    assert_eq!((exit.evidence.code, exit.evidence.is_over_disk_limit), (Some(7), true), "{exit:?}");
     sandbox.stop().await.unwrap();
 }

@@ -93,3 +93,56 @@ async fn everything_that_was_started_can_be_ended() {
     assert_eq!(sandbox.exec(exec(&["true"])).await.unwrap().evidence.code, Some(0));
     sandbox.stop().await.unwrap();
 }
+
+#[tokio::test]
+async fn no_other_way_to_connect_gets_past_landlock() {
+    let backend = choose(Choice::Weak).await;
+    let host = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    host.set_nonblocking(true).unwrap();
+    let script = r#"
+import errno, socket, sys
+address = ('127.0.0.1', int(sys.argv[1]))
+FAST_OPEN, MPTCP, SCTP, DCCP, UDPLITE, SMC = 0x20000000, 262, 132, 33, 136, 43
+def attempt(what, act):
+    try: print(what, act())
+    except OSError as error: print(what, errno.errorcode[error.errno])
+def tcp(): return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+def deferred():
+    s = tcp()
+    s.setsockopt(socket.IPPROTO_TCP, 30, 1)
+    s.connect(address)
+    s.send(b'x')
+attempt('sendto', lambda: tcp().sendto(b'x', FAST_OPEN, address))
+attempt('sendto, flags', lambda: tcp().sendto(b'x', FAST_OPEN | socket.MSG_NOSIGNAL, address))
+attempt('sendmsg', lambda: tcp().sendmsg([b'x'], [], FAST_OPEN, address))
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def sendmmsg():
+    if libc.sendmmsg(tcp().fileno(), None, 0, FAST_OPEN) < 0:
+        raise OSError(ctypes.get_errno(), '')
+attempt('sendmmsg', sendmmsg)
+attempt('deferred', deferred)
+for family in (socket.AF_INET, socket.AF_INET6):
+    for kind, protocol in ((1, MPTCP), (1, SCTP), (5, SCTP), (2, 0), (2, UDPLITE), (3, 1), (3, 255), (6, DCCP), (10, 0)):
+        attempt(f'{kind} {protocol}', lambda: socket.socket(family, kind, protocol).close())
+for family in (SMC, socket.AF_UNIX, socket.AF_NETLINK, socket.AF_PACKET, 40):
+    attempt(f'family {family:d}', lambda: socket.socket(family, 1).close())
+s = tcp()
+attempt('a plain send', lambda: s.send(b'x'))
+"#;
+    let mut program = python(script);
+    program.argv.push(host.local_addr().unwrap().port().to_string().into());
+    let mut sandbox = backend.create(Spec::default()).await.unwrap();
+    let exit = sandbox.exec(program).await.unwrap();
+    let said = out(&exit);
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 5 + 18 + 5 + 1, "{said}\n{}", String::from_utf8_lossy(&exit.stderr));
+    for line in &lines[..lines.len() - 1] {
+        let expected = if line.starts_with("deferred") { "EACCES" } else { "EPERM" };
+        assert!(line.ends_with(expected), "{line}");
+    }
+    assert_eq!(lines[lines.len() - 1], "a plain send EPIPE", "an ordinary send is not refused");
+    let nobody = host.accept().unwrap_err();
+    assert_eq!(nobody.kind(), std::io::ErrorKind::WouldBlock, "somebody connected");
+    sandbox.stop().await.unwrap();
+}

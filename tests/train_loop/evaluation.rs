@@ -7,7 +7,8 @@ use serde_json::json;
 use super::*;
 
 fn eval(config: &Path, output: &Path, more: &[&str]) -> Command {
-    let mut command = lego(&["eval", "--dataset", "data/swebench_mini.jsonl", "--json"]);
+    let folder = config.parent().expect("the test's folder");
+    let mut command = lego(folder, &["eval", "--dataset", "data/swebench_mini.jsonl", "--json"]);
     command.arg("--config").arg(config).arg("--output-dir").arg(output).args(more);
     command
 }
@@ -23,8 +24,8 @@ fn scores(command: &mut Command) -> Value {
 struct Server(Child, String);
 
 impl Server {
-    fn start() -> Self {
-        let mut command = lego(&["serve", "--model-path", "models/lego-tiny", "--port", "0"]);
+    fn start(folder: &Path) -> Self {
+        let mut command = lego(folder, &["serve", "--model-path", "models/lego-tiny", "--port", "0"]);
         let mut child = command.stderr(Stdio::piped()).spawn().expect("lego serves");
         let lines = BufReader::new(child.stderr.take().expect("stderr")).lines();
         let mut lines = lines.map(|line| line.expect("a line"));
@@ -48,7 +49,7 @@ impl Drop for Server {
 
 #[test]
 fn a_policy_has_the_same_scores_in_training_alone_and_behind_a_server() {
-    let temp = tempfile::tempdir().expect("temp");
+    let temp = test_folder();
     let config = config(temp.path(), "seed = 5");
     let run = |name: &str| temp.path().join(name);
     let more = ["--tasks", "3", "--samples", "2", "--greedy"];
@@ -74,7 +75,7 @@ fn a_policy_has_the_same_scores_in_training_alone_and_behind_a_server() {
         assert_eq!(report(&run("train"))["evaluation_before"]["per_task"], alone);
     }
 
-    let server = Server::start();
+    let server = Server::start(temp.path());
     let more = [&more[..], &["--upstream", &server.1, "--model-name", "lego-tiny"]].concat();
     assert_eq!(scores(&mut eval(&config, &run("served"), &more)), alone);
     assert!(calls(&run("served")).iter().all(|call| call.completion_token_ids.is_some()));
@@ -82,7 +83,7 @@ fn a_policy_has_the_same_scores_in_training_alone_and_behind_a_server() {
 
 #[test]
 fn an_evaluation_refuses_bad_input_and_stops_cleanly() {
-    let temp = tempfile::tempdir().expect("temp");
+    let temp = test_folder();
     let config = config(temp.path(), "");
     let output = temp.path().join("run");
     for (more, parts) in [
@@ -117,6 +118,6 @@ fn an_evaluation_refuses_bad_input_and_stops_cleanly() {
     let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
     assert!(interrupted.success());
     assert_eq!(child.wait().expect("ends").code(), Some(130));
-    assert_eq!(legos_of(&stopped), Vec::<String>::new());
+    assert_eq!(legos_of(temp.path()), Vec::<String>::new());
     assert!(!stopped.join("scratch").exists(), "workspaces are left");
 }

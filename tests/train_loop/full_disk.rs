@@ -19,7 +19,7 @@ cp "$disk/run/reports/report.json" "$logs/"
 
 #[test]
 fn a_full_disk_ends_the_run_with_its_name_and_resume_goes_on_when_there_is_room() {
-    let temp = tempfile::tempdir().expect("temp");
+    let temp = test_folder();
     let config = config(temp.path(), "seed = 11");
     // Captures alone must not end the run before the disk does.
     let text = fs::read_to_string(&config).expect("config").replace("max_steps = 3", "max_steps = 40");
@@ -29,7 +29,8 @@ fn a_full_disk_ends_the_run_with_its_name_and_resume_goes_on_when_there_is_room(
     fs::create_dir(&logs).expect("dir");
     // A user who is not root is root of a user namespace of their own.
     let output = Command::new("unshare")
-        .args(["--map-root-user", "--mount", "sh", "-c", SCRIPT, "sh", env!("CARGO_BIN_EXE_lego")])
+        .args(["--map-root-user", "--mount", "sh", "-c", SCRIPT, "sh"])
+        .arg(temp.path().join("lego"))
         .arg(&config)
         .arg(&disk)
         .arg(&logs)
@@ -45,5 +46,5 @@ fn a_full_disk_ends_the_run_with_its_name_and_resume_goes_on_when_there_is_room(
     let report: Value = serde_json::from_str(&read("report.json")).expect("report");
     assert_eq!(report["steps"], 40);
     assert_eq!(report["max_logprob_diff"], 0.0);
-    assert_eq!(legos_of(&disk), Vec::<String>::new(), "processes are left");
+    nothing_is_left(temp.path());
 }

@@ -8,9 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use lego::capture::{Query, Reader};
-use lego::telemetry::{MetricValue, read_column};
+use lego::telemetry::{COLUMNS, MetricValue, read_column};
 use serde_json::Value;
+use tempfile::TempDir;
 
+mod diverged;
 mod evaluation;
 mod full_disk;
 
@@ -56,14 +58,24 @@ fn is_full() -> bool {
     std::env::var_os("LEGO_TEST_FULL").is_some()
 }
 
-fn lego(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lego"));
+/// A test's own folder, with lego under a name of its own in it: by that its processes are told from those of tests
+/// beside it.
+fn test_folder() -> TempDir {
+    let temp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("temp");
+    fs::hard_link(env!("CARGO_BIN_EXE_lego"), temp.path().join("lego")).expect("a second name of lego");
+    temp
+}
+
+/// The lego of a test's folder.
+fn lego(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(folder.join("lego"));
     command.current_dir(ROOT).args(arguments).stdin(Stdio::null());
     command
 }
 
 fn train(config: &Path, output: &Path, more: &[&str]) -> Command {
-    let mut command = lego(&["train", "--dataset", "data/swebench_mini.jsonl"]);
+    let folder = config.parent().expect("the test's folder");
+    let mut command = lego(folder, &["train", "--dataset", "data/swebench_mini.jsonl"]);
     command.arg("--config").arg(config).arg("--output-dir").arg(output).args(more);
     command
 }
@@ -84,18 +96,27 @@ fn report(run: &Path) -> Value {
     serde_json::from_slice(&text).expect("report is JSON")
 }
 
-/// Processes that run this binary, except those that `ignored` names.
-fn legos_of(output: &Path) -> Vec<String> {
-    let needle = output.to_string_lossy().into_owned();
+/// Processes that a test's folder has to do with: those that run its lego (nurseries, helpers, every pid 1, the small
+/// harness), and those to which some of it is mounted (harnesses, verifiers).
+fn legos_of(folder: &Path) -> Vec<String> {
+    // Mounts are named by their place in a file system, which need not be the root's.
+    let name = folder.file_name().expect("a name").to_string_lossy().into_owned();
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").expect("proc").flatten() {
-        let arguments = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let text = String::from_utf8_lossy(&arguments).replace('\0', " ");
-        if text.contains(&needle) {
-            found.push(text);
+        let read = |file: &str| {
+            String::from_utf8_lossy(&fs::read(entry.path().join(file)).unwrap_or_default()).into_owned()
+        };
+        let program = fs::read_link(entry.path().join("exe")).unwrap_or_default();
+        if program.starts_with(folder) || read("mountinfo").contains(&name) {
+            found.push(format!("{}: {}", program.display(), read("cmdline").replace('\0', " ")));
         }
     }
     found
+}
+
+/// What a lego that was killed had started ends by itself.
+fn nothing_is_left(folder: &Path) {
+    wait_for("end of all processes", || legos_of(folder).is_empty());
 }
 
 fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -114,8 +135,12 @@ fn calls(run: &Path) -> Vec<lego::record::Call> {
 
 #[test]
 fn the_same_seed_gives_the_same_run_to_the_bit() {
-    let temp = tempfile::tempdir().expect("temp");
+    let temp = test_folder();
     let config = config(temp.path(), "seed = 7");
+    let text = fs::read_to_string(&config).expect("config");
+    // Two optimizer steps a policy version, of which the last has one left; an evaluation after the first version.
+    let text = text.replace("\nbatch_size = 8", "\nbatch_size = 4\neval_interval = 2");
+    fs::write(&config, text).expect("config");
     let (first, second) = (temp.path().join("first"), temp.path().join("second"));
     finished(&mut train(&config, &first, &[]));
     finished(&mut train(&config, &second, &[]));
@@ -136,6 +161,10 @@ fn the_same_seed_gives_the_same_run_to_the_bit() {
         assert!(report[key].is_number(), "{key}: {report}");
     }
 
+    if !is_full() {
+        rows_hold_all_that_was_measured(&first);
+    }
+
     // Law 6, from outside: the report's buckets sum to what the engine reported for the captured calls.
     let calls = calls(&first);
     let usage: u64 = calls.iter().filter_map(|call| call.usage).map(|usage| usage.completion_tokens).sum();
@@ -151,54 +180,103 @@ fn the_same_seed_gives_the_same_run_to_the_bit() {
     }
 }
 
+/// Of three steps: two of a version of eight trials, evaluated, and one of a version of four.
+fn rows_hold_all_that_was_measured(run: &Path) {
+    let column = |name: &str| read_column(&run.join("metrics.parquet"), name).expect(name);
+    for catalogued in COLUMNS {
+        let values = column(catalogued.name);
+        assert_eq!(values.len(), 3, "{}", catalogued.name);
+        assert!(values.iter().any(Option::is_some), "{} is never written", catalogued.name);
+    }
+    let integers = |name: &str| -> Vec<i64> {
+        let values = column(name).into_iter().flatten();
+        values.filter_map(|v| if let MetricValue::Integer(v) = v { Some(v) } else { None }).collect()
+    };
+    assert_eq!(integers("trials"), [8, 8, 4], "the last version samples what its one step trains on");
+    assert_eq!(integers("policy_version"), [0, 0, 1]);
+    let is_there = |name: &str| column(name).iter().map(Option::is_some).collect::<Vec<_>>();
+    assert_eq!(is_there("heldout_solve_rate"), [false, true, true], "after step 2, and after the last");
+    assert_eq!(is_there("replay_seconds"), [true, true, false]);
+    let evaluation: Value =
+        serde_json::from_slice(&fs::read(run.join("reports/evaluation-step-2.json")).expect("evaluated"))
+            .expect("JSON");
+    assert_eq!(column("heldout_greedy")[1], evaluation["rates"]["greedy"].as_f64().map(MetricValue::Float));
+    // Each version's tokens are in its columns.
+    let of_version = |first: usize, rows: std::ops::Range<usize>| {
+        let others = ["masked", "superseded", "aux", "infra_failure", "dropped", "usage_unknown", "no_ids"];
+        let left_out: i64 = others.iter().map(|name| integers(&format!("{name}_tokens"))[first]).sum();
+        let trained: i64 = integers("trained_tokens")[rows].iter().sum();
+        assert_eq!(integers("sampled_tokens")[first], trained + left_out);
+    };
+    of_version(0, 0..2);
+    of_version(2, 2..3);
+}
+
 #[test]
 fn a_killed_run_goes_on_as_if_nothing_had_happened() {
-    let temp = tempfile::tempdir().expect("temp");
+    let temp = test_folder();
     let config = config(temp.path(), "seed = 8");
     let whole = temp.path().join("whole");
     finished(&mut train(&config, &whole, &[]));
 
-    let killed = temp.path().join("killed");
-    // At ten moments, drawn once: in the first evaluation, within steps, between them, during a resume.
+    // At ten moments, drawn once: in the first evaluation, within steps, between them, during a resume. A run that
+    // comes to its end before the tenth is looked at, and another one takes the rest of them.
+    const KILLS: u64 = 10;
+    let (mut kills, mut runs) = (0, 0);
     let mut random = 0x9E37_79B9_u64;
-    for round in 0..10 {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let most = if is_full() { 400 } else { 8 };
-        let calls_before_kill = usize::try_from(random >> 33).expect("small") % most;
-        let more: &[&str] = if round == 0 { &[] } else { &["--resume"] };
-        let before = if round == 0 { 0 } else { calls(&killed).len() };
-        let mut command = train(&config, &killed, more);
-        let mut child: Child = command.stderr(Stdio::null()).spawn().expect("lego runs");
-        wait_for("calls", || {
-            child.try_wait().expect("child").is_some()
-                || (killed.join("captures").exists() && calls(&killed).len() >= before + calls_before_kill)
-        });
-        if child.try_wait().expect("child").is_some() {
-            // It came to its end before this moment: the earlier kills have to do.
-            assert!(round > 3, "the run ended after {round} kills");
-            break;
+    while kills < KILLS {
+        runs += 1;
+        let killed = temp.path().join(format!("killed-{runs}"));
+        while kills < KILLS {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let most = if is_full() { 400 } else { 8 << (kills % 3) };
+            let calls_before_kill = usize::try_from(random >> 33).expect("small") % most;
+            let is_new = !killed.join("run.json").exists();
+            let more: &[&str] = if is_new { &[] } else { &["--resume"] };
+            let before = if is_new { 0 } else { calls(&killed).len() };
+            let mut command = train(&config, &killed, more);
+            let mut child: Child = command.stderr(Stdio::null()).spawn().expect("lego runs");
+            wait_for("calls", || {
+                child.try_wait().expect("child").is_some()
+                    || (killed.join("run.json").exists()
+                        && killed.join("captures").exists()
+                        && calls(&killed).len() >= before + calls_before_kill)
+            });
+            if let Some(status) = child.try_wait().expect("child") {
+                assert!(status.success(), "{status}");
+                break;
+            }
+            child.kill().expect("kill -9");
+            // It may have ended by itself just before.
+            if child.wait().expect("reaped").code().is_some() {
+                break;
+            }
+            kills += 1;
+            every_edit_that_was_made_is_captured(&killed);
         }
-        child.kill().expect("kill -9");
-        child.wait().expect("reaped");
-        every_edit_that_was_made_is_captured(&killed);
+        finished(&mut train(&config, &killed, &["--resume"]));
+        is_the_same_run(&whole, &killed);
+        nothing_is_left(temp.path());
+        assert!(!killed.join("scratch").exists(), "workspaces are left");
     }
-    finished(&mut train(&config, &killed, &["--resume"]));
-    assert_eq!(columns(&whole), columns(&killed));
+    assert_eq!(kills, KILLS);
+}
+
+fn is_the_same_run(whole: &Path, killed: &Path) {
+    assert_eq!(columns(whole), columns(killed));
     for evaluation in ["evaluation_before", "evaluation_after"] {
         assert_eq!(
-            report(&whole)[evaluation]["per_task"],
-            report(&killed)[evaluation]["per_task"],
+            report(whole)[evaluation]["per_task"],
+            report(killed)[evaluation]["per_task"],
             "{evaluation}"
         );
-        assert_eq!(report(&whole)[evaluation]["step"], report(&killed)[evaluation]["step"], "{evaluation}");
+        assert_eq!(report(whole)[evaluation]["step"], report(killed)[evaluation]["step"], "{evaluation}");
     }
-    let mut ids: Vec<_> = calls(&killed).iter().map(|call| (call.call_id, call.choice_index)).collect();
+    let mut ids: Vec<_> = calls(killed).iter().map(|call| (call.call_id, call.choice_index)).collect();
     let count = ids.len();
     ids.sort_unstable();
     ids.dedup();
     assert_eq!(ids.len(), count, "a call is there twice");
-    assert_eq!(legos_of(&killed), Vec::<String>::new(), "processes are left");
-    assert!(!killed.join("scratch").exists(), "workspaces are left");
 }
 
 /// A workspace whose program was changed belongs to a harness that saw a call finish: that call must be in
@@ -230,24 +308,41 @@ fn every_edit_that_was_made_is_captured(run: &Path) {
 
 #[test]
 fn ctrl_c_ends_cleanly_and_resume_goes_on() {
-    let temp = tempfile::tempdir().expect("temp");
-    let config = config(temp.path(), "seed = 9");
+    let temp = test_folder();
+    let config = config(temp.path(), "seed = 9\neval_interval = 2");
     let run = temp.path().join("run");
-    let mut child = train(&config, &run, &[]).stderr(Stdio::piped()).spawn().expect("lego runs");
-    wait_for("calls", || run.join("captures").exists() && calls(&run).len() >= 10);
-    let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
-    assert!(interrupted.success());
-    let status = child.wait().expect("ends");
-    assert_eq!(status.code(), Some(130));
-    assert_eq!(legos_of(&run), Vec::<String>::new());
+    let interrupt = |more: &[&str], moment: &str, is_now: &dyn Fn() -> bool| {
+        let mut child = train(&config, &run, more).stderr(Stdio::null()).spawn().expect("lego runs");
+        wait_for(moment, is_now);
+        let started = legos_of(temp.path());
+        let has = |part: &str| started.iter().any(|process| process.contains(part));
+        assert!(has("lego train") && has("__sandbox-init"), "a look that would find nothing: {started:?}");
+        let interrupted =
+            Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
+        assert!(interrupted.success());
+        // How long it takes depends on the machine and is not asserted. What it may wait for is counted in lego: the
+        // scratch folder is tried 250 times 20 ms, five seconds, and a hang ends this wait.
+        wait_for("end after Ctrl-C", || child.try_wait().expect("child").is_some());
+        assert_eq!(child.wait().expect("ends").code(), Some(130));
+        assert_eq!(legos_of(temp.path()), Vec::<String>::new());
+    };
+    interrupt(&[], "calls", &|| run.join("captures").exists() && calls(&run).len() >= 10);
     let events = fs::read_to_string(run.join("events.jsonl")).expect("events");
     assert!(events.contains("\"interrupted\""), "{events}");
     // A flag that could have no effect is refused, one that says what the run has is not.
     let refused = train(&config, &run, &["--resume", "--max-steps", "5"]).output().expect("lego runs");
     let text = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && text.contains("--max-steps 5 was given"), "{text}");
+    // Stopped in the evaluation of step 2, which is made when the run goes on.
+    interrupt(&["--resume"], "evaluation of step 2", &|| {
+        let trials = fs::read_dir(run.join("trials")).into_iter().flatten().flatten();
+        trials.into_iter().any(|trial| trial.file_name().to_string_lossy().starts_with("eval-step-2-"))
+    });
     finished(&mut train(&config, &run, &["--resume", "--max-steps", "3"]));
     assert_eq!(report(&run)["steps"], 3);
+    assert!(run.join("reports/evaluation-step-2.json").exists(), "the evaluation of step 2 is lost");
+    let greedy = read_column(&run.join("metrics.parquet"), "heldout_greedy").expect("column");
+    assert_eq!(greedy.iter().map(Option::is_some).collect::<Vec<_>>(), [false, true, true]);
     // A run that has ended has the same report when it is resumed.
     let ended = report(&run);
     assert_eq!(ended["evaluation_before"]["step"], 0);
@@ -261,7 +356,7 @@ fn ctrl_c_ends_cleanly_and_resume_goes_on() {
 
 #[test]
 fn bad_input_is_refused_before_anything_starts() {
-    let temp = tempfile::tempdir().expect("temp");
+    let temp = test_folder();
     let config = config(temp.path(), "");
     let refused = |command: &mut Command, parts: &[&str]| {
         let output = command.output().expect("lego runs");
@@ -279,7 +374,7 @@ fn bad_input_is_refused_before_anything_starts() {
     let tasks = fs::read_to_string(format!("{ROOT}/data/swebench_mini.jsonl")).expect("dataset");
     fs::write(&alone, tasks.lines().next().expect("a line")).expect("write");
     let broken_dataset = |dataset: &Path| {
-        let mut command = lego(&["train", "--dataset"]);
+        let mut command = lego(temp.path(), &["train", "--dataset"]);
         command.arg(dataset).arg("--config").arg(&config).arg("--output-dir").arg(run("a"));
         command
     };

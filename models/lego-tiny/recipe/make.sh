@@ -26,4 +26,4 @@ done
 
 # Stage B: experts that are right less than half of the time, so that sampling leaves room for reinforcement learning.
 "$lego" sft --data "$work/b.jsonl" --model-path "$work/stage_a" \
-    --steps 1737 --batch-size 8 --lr 2.5e-3 --prompt-weight 0.1 --seed 1 --output-dir "$output"
+    --steps 1737 --batch-size 8 --lr 2.5e-3 --prompt-weight 0.1 --seed 1 --output-dir "$output" --overwrite

@@ -190,3 +190,47 @@ async fn the_last_draft_of_a_call_without_a_record_becomes_its_record() {
         0
     );
 }
+
+/// The journal's files, and their bytes.
+fn journal_files(dir: &Path, ending: &str) -> Vec<std::path::PathBuf> {
+    let files = std::fs::read_dir(dir.join("journal")).expect("folder");
+    let files = files.map(|entry| entry.expect("entry").path());
+    files.filter(|path| path.to_string_lossy().ends_with(ending)).collect()
+}
+
+#[tokio::test]
+async fn a_segment_with_damage_is_set_aside_and_what_is_whole_becomes_parquet() {
+    type Spoil = fn(&mut Vec<u8>);
+    let in_the_first: Spoil = |bytes| {
+        let at = bytes.windows(15).position(|window| window == b"model_requested").expect("a record is JSON");
+        bytes[at] ^= 1;
+    };
+    let spoils: [(Spoil, &[u16]); 3] = [
+        (in_the_first, &[2, 3]),
+        (|bytes| bytes[3] ^= 1, &[]),
+        (|bytes| bytes.truncate(bytes.len() - 5), &[1, 2]),
+    ];
+    for (spoil, left) in spoils {
+        let dir = tempfile::tempdir().expect("folder");
+        let writer = Writer::open(dir.path(), WriterOptions::default()).expect("free folder");
+        for number in 1..=3 {
+            writer.append(vec![call(number)]).await.expect("fine");
+        }
+        let segment = journal_files(dir.path(), ".journal").remove(0);
+        let mut bytes = std::fs::read(&segment).expect("readable");
+        spoil(&mut bytes);
+        std::fs::write(&segment, &bytes).expect("written");
+        assert_eq!(writer.close().await.left_in_journal, [] as [String; 0]);
+        let aside = journal_files(dir.path(), ".damaged");
+        assert_eq!(aside.len(), 1, "kept for a person to see");
+        assert_eq!(std::fs::read(&aside[0]).expect("readable"), bytes);
+        assert!(journal_files(dir.path(), ".journal").is_empty());
+        let mut reader = Reader::open(dir.path(), Query::default()).expect("folder");
+        let found: Vec<u16> = reader.by_ref().map(|call| call.expect("whole").attempt).collect();
+        assert_eq!(found, left);
+        assert!(reader.skipped()[0].contains("damaged"), "{:?}", reader.skipped());
+        // The next writer leaves it where it is.
+        Writer::open(dir.path(), WriterOptions::default()).expect("free folder").close().await;
+        assert_eq!(journal_files(dir.path(), ".damaged"), aside);
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::client::{Client, ClientError, Message};
@@ -33,7 +33,7 @@ pub enum AgentError {
 }
 
 /// Why an agent ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
     Submitted,
@@ -41,7 +41,7 @@ pub enum Ended {
 }
 
 /// How an agent's work went.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Report {
     pub ended: Ended,
     /// Model calls made.

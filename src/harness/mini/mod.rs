@@ -81,4 +81,24 @@ impl Harness for Mini {
             },
         }
     }
+
+    fn used_up_turns(&self, stdout: &[u8]) -> bool {
+        let line = stdout.trim_ascii_end().rsplit(|&byte| byte == b'\n').next().unwrap_or_default();
+        serde_json::from_slice::<Report>(line).is_ok_and(|report| report.ended == Ended::MaxTurns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_of_its_output_says_how_it_ended() {
+        let mini = Mini { binary: "lego".into(), max_turns: 3, max_tokens: None };
+        let said = |ended, turns| format!("{}\n", serde_json::json!(Report { ended, turns }));
+        assert!(mini.used_up_turns(said(Ended::MaxTurns, 3).as_bytes()));
+        assert!(mini.used_up_turns(format!("hello\n{}", said(Ended::MaxTurns, 3)).as_bytes()));
+        assert!(!mini.used_up_turns(said(Ended::Submitted, 3).as_bytes()), "in its last turn");
+        assert!(!mini.used_up_turns(b"") && !mini.used_up_turns(b"max_turns"));
+    }
 }

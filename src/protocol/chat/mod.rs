@@ -3,6 +3,7 @@
 
 mod cut;
 pub mod destream;
+mod forget;
 mod reply;
 mod request;
 mod tools;

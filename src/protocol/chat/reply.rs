@@ -151,9 +151,11 @@ impl Reply {
             self.prompt_token_ids = view.prompt_token_ids;
         }
         if let Some(usage) = view.usage {
-            self.usage = Some(ReplyUsage {
-                prompt_tokens: usage.prompt_tokens.unwrap_or(0),
-                completion_tokens: usage.completion_tokens.unwrap_or(0),
+            // A count that is not told is no count of 0.
+            let counts = usage.prompt_tokens.zip(usage.completion_tokens);
+            self.usage = counts.map(|(prompt_tokens, completion_tokens)| ReplyUsage {
+                prompt_tokens,
+                completion_tokens,
                 cached_tokens: usage.prompt_tokens_details.and_then(|details| details.cached_tokens),
                 reasoning_tokens: usage
                     .completion_tokens_details
@@ -459,6 +461,23 @@ mod tests {
         assert_eq!(reply.choices[&0].finish_reason.as_deref(), Some("length"));
         assert_eq!(reply.usage.expect("usage").completion_tokens, 2);
         assert_eq!(reply.error, None);
+    }
+
+    #[test]
+    fn a_count_that_the_usage_does_not_tell_is_not_0() {
+        let usage = |usage: &str| {
+            let mut reply = Reply::default();
+            // As servers that count as they go: what is said last holds.
+            reply.feed(br#"{"usage":{"prompt_tokens":3,"completion_tokens":1}}"#).expect("readable");
+            reply.feed(format!(r#"{{"usage":{usage}}}"#).as_bytes()).expect("readable");
+            reply.usage
+        };
+        assert_eq!(usage("{}"), None);
+        assert_eq!(usage(r#"{"prompt_tokens":3,"total_tokens":5}"#), None);
+        assert_eq!(usage(r#"{"completion_tokens":2,"prompt_tokens":null}"#), None);
+        assert_eq!(usage("null").expect("what was said").completion_tokens, 1);
+        let told = usage(r#"{"completion_tokens":0,"prompt_tokens":4}"#).expect("both");
+        assert_eq!((told.prompt_tokens, told.completion_tokens), (4, 0));
     }
 
     #[test]

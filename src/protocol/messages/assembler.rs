@@ -49,6 +49,11 @@ impl Assembler {
         self.reply
     }
 
+    /// Lets go of what grows with the reply. What comes later is read all the same.
+    pub fn forget(&mut self) {
+        self.reply.forget();
+    }
+
     /// Adds an event of a stream: its name and its data.
     ///
     /// # Errors

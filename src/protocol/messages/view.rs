@@ -69,9 +69,10 @@ impl View {
     }
 
     pub fn usage(&self) -> Option<ReplyUsage> {
-        self.usage.as_ref().map(|usage| ReplyUsage {
-            prompt_tokens: usage.prompt_tokens.unwrap_or(0),
-            completion_tokens: usage.completion_tokens.unwrap_or(0),
+        let usage = self.usage.as_ref()?;
+        Some(ReplyUsage {
+            prompt_tokens: usage.prompt_tokens?,
+            completion_tokens: usage.completion_tokens?,
             cached_tokens: usage.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens),
             reasoning_tokens: None,
         })

@@ -4,11 +4,10 @@ use super::Call;
 use crate::protocol::completions::{self, Prompt};
 use crate::protocol::{generate, json};
 use crate::proxy::face::Face;
-use crate::proxy::probe;
-use crate::record::{ClientApi, UpstreamKind};
+use crate::record::UpstreamKind;
 use crate::upstream::dialect::Prepared;
 use crate::upstream::sglang_request::{self, Asking};
-use crate::upstream::{self, Capabilities, Native};
+use crate::upstream::{self, Capabilities};
 
 /// A request that was read once cannot be read.
 const NOT_AGAIN: json::ScanError = json::ScanError { expected: "a request", at: 0 };
@@ -17,26 +16,10 @@ impl Call {
     /// What the endpoint gives, found out by the first call that needs to know. Completions of a server that has no
     /// such endpoint go to its own.
     pub(super) async fn native(&mut self, face: &mut Face) -> Capabilities {
-        let upstream = &self.route.upstream;
         let assumed = Capabilities::assumed(UpstreamKind::Sglang);
-        let asked = async {
-            if self.inner.options.probes_upstream {
-                upstream.native().await
-            } else {
-                (Native::ASSUMED, Vec::new())
-            }
+        let Some(native) = self.found_of_native().await else {
+            return assumed;
         };
-        let (native, probes) = tokio::select! {
-            biased;
-            _ = self.abort.cancelled() => return assumed,
-            asked = asked => asked,
-        };
-        let model = self.route.upstream_model(&self.inner.options, &self.request.model);
-        let model = model.unwrap_or(&self.request.model);
-        if !probes.is_empty() {
-            let what = (UpstreamKind::Sglang, ClientApi::SglangGenerate);
-            probe::record(&self.inner, what, &self.session, model, probes).await;
-        }
         if face.writer.is_none() {
             return Capabilities { routing: native.routing, ..assumed };
         }
@@ -46,7 +29,7 @@ impl Call {
         }
         // A stream would repeat the prompt's ids in every event, and older releases do not tell them at all.
         if self.route.wanted.token_ids && (self.request.is_stream || !native.prompt_ids) {
-            self.prompt_ids = self.tokenized(model).await;
+            self.prompt_ids = self.tokenized(self.upstream_model()).await;
         }
         Capabilities { routing: native.routing, ..assumed }
     }

@@ -1,14 +1,15 @@
 //! What a call's choices were sampled after.
 
-use super::Recorder;
+use super::Open;
+use crate::protocol::chat::Reply;
 use crate::protocol::completions::Prompt;
 use crate::record::IdsSource;
 
-impl Recorder {
+impl Open {
     /// The ids of a choice's prompt: as the engine told them, else as it was sent them.
-    pub(super) fn prompt_ids(&self, choice: u16) -> (Option<&[u32]>, IdsSource) {
+    pub(super) fn prompt_ids<'a>(&'a self, reply: &'a Reply, choice: u16) -> (Option<&'a [u32]>, IdsSource) {
         let each = self.request.n_each;
-        if let Some(ids) = self.reply().prompt_ids_of(choice, each) {
+        if let Some(ids) = reply.prompt_ids_of(choice, each) {
             return (Some(ids), IdsSource::Engine);
         }
         let prompt = u64::from(choice).checked_div(each).and_then(|prompt| usize::try_from(prompt).ok());
@@ -19,12 +20,12 @@ impl Recorder {
     }
 
     /// Tokens of the prompts of a call that has several, as usage counts them: of those that have an output yet.
-    pub(super) fn prompt_tokens(&self) -> Option<u64> {
+    pub(super) fn prompt_tokens(&self, reply: &Reply) -> Option<u64> {
         let each = self.request.n_each;
         self.request.n.checked_div(each).filter(|prompts| *prompts > 1)?;
         let mut prompts: Vec<(u64, u16)> =
-            self.reply().choices.keys().map(|choice| (u64::from(*choice) / each, *choice)).collect();
+            reply.choices.keys().map(|choice| (u64::from(*choice) / each, *choice)).collect();
         prompts.dedup_by_key(|(prompt, _)| *prompt);
-        prompts.into_iter().map(|(_, choice)| Some(self.prompt_ids(choice).0?.len() as u64)).sum()
+        prompts.into_iter().map(|(_, choice)| Some(self.prompt_ids(reply, choice).0?.len() as u64)).sum()
     }
 }

@@ -4,9 +4,10 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::Relay;
-use crate::protocol::sse::{self, Event};
+use crate::protocol::sse::Event;
 use crate::protocol::translate::Piece;
-use crate::proxy::kept::Kept;
+use crate::proxy::kept::{Again, Kept};
+use crate::proxy::whole;
 use crate::record::CallStatus;
 
 impl Relay {
@@ -15,10 +16,10 @@ impl Relay {
         if self.recorder.attendance.is_away() {
             return;
         }
-        self.recorder.first_byte();
         if self.may_act {
             self.recorder.attendance.close();
-            if self.recorder.is_done() {
+            if self.recorder.is_done() && self.again.is_none() {
+                self.recorder.given();
                 self.recorder.kept = Kept::Nothing;
             }
         }
@@ -54,29 +55,54 @@ impl Relay {
         self.is_ended = false;
         self.ready.clear();
         self.held.clear();
+        self.again = None;
         self.last_sent = Instant::now();
-        let is_durable = self.recorder.is_done();
         let kept = std::mem::take(&mut self.recorder.kept);
         match &kept {
             Kept::Nothing => {}
-            Kept::Events(blocks) => {
-                for (index, event) in sse::reread(blocks).enumerate() {
-                    let out = self.for_this_client(&event);
-                    let is_held = self.held_from.is_some_and(|first| index >= first);
-                    let part = if is_held { &mut self.held } else { &mut self.ready };
-                    part.extend_from_slice(&out);
-                }
-            }
+            Kept::Events(_) => self.again = Some(Again::default()),
             Kept::Body(body) => {
                 // It became events for the client before, so it does again.
                 let events = self.destreamed(body).unwrap_or_default();
-                let part = if is_durable { &mut self.ready } else { &mut self.held };
+                let part = if self.recorder.is_done() { &mut self.ready } else { &mut self.held };
                 part.extend_from_slice(&events);
             }
         }
         self.recorder.kept = kept;
-        if is_durable {
+        if self.recorder.is_done() {
             self.finish();
+        }
+    }
+
+    /// Makes the next part of what the client missed ready. A part, so that a long reply fills no memory for a client
+    /// that is slow to take it again.
+    pub(super) fn go_on_again(&mut self) {
+        let Some(mut again) = self.again.take() else {
+            return;
+        };
+        let kept = std::mem::take(&mut self.recorder.kept);
+        let read = kept.read(&mut again, |number, event| {
+            let out = self.for_this_client(event);
+            let is_held = self.held_from.is_some_and(|first| number >= first);
+            let part = if is_held { &mut self.held } else { &mut self.ready };
+            part.extend_from_slice(&out);
+        });
+        self.recorder.kept = kept;
+        match read {
+            Ok(true) => self.again = Some(again),
+            Ok(false) if self.recorder.is_done() => self.finish(),
+            Ok(false) => {}
+            Err(error) => {
+                self.held.clear();
+                self.say(&whole::sink_error(&error));
+            }
+        }
+    }
+
+    /// The same with all of it.
+    pub(super) fn all_again(&mut self) {
+        while self.again.is_some() {
+            self.go_on_again();
         }
     }
 

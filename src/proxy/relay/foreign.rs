@@ -23,7 +23,8 @@ impl Relay {
             self.has_terminator = true;
             return self.hold();
         }
-        let fed = self.recorder.event(&event.name, &data).fed;
+        let read = self.recorder.event(&event.name, &data);
+        let fed = read.fed;
         if fed.has_error {
             let upstream = &self.recorder.route().upstream;
             let error = ApiError::from_upstream(502, &upstream.without_key(data), &upstream.name());
@@ -33,6 +34,9 @@ impl Relay {
         let written = writer.chunk(&data, &mut pieces);
         if fed.has_finish {
             self.hold();
+        } else if read.must_hold {
+            // Whatever the writer made of what could not be read here.
+            pieces.insert(0, Piece::Barrier);
         }
         for piece in pieces {
             match piece {
@@ -99,6 +103,10 @@ impl Relay {
 
     /// What ends the reply of a client of another protocol, after the call is durable.
     pub(super) fn finish(&mut self) {
+        // It comes behind what a client that came back is still being given.
+        if self.again.is_some() {
+            return;
+        }
         if std::mem::replace(&mut self.is_ended, true) {
             return;
         }

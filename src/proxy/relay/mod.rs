@@ -14,6 +14,7 @@ use tokio::time::{Instant, Sleep};
 use self::wait::{FAR, Source, Step, reading};
 use super::call::{self, Sending};
 use super::face::Face;
+use super::kept::Again;
 use super::measures::OpenStream;
 use super::recorder::Recorder;
 use super::rejoin::Attendance;
@@ -48,6 +49,8 @@ pub(super) struct Relay {
     hold_until: Option<Instant>,
     /// The first block of the upstream's stream that is held.
     held_from: Option<usize>,
+    /// How far a client that came back was given what it missed. Until it has all of it nothing new is taken.
+    again: Option<Again>,
     /// `ready` has something that a client may act on.
     may_act: bool,
     last_received: Instant,
@@ -122,6 +125,7 @@ impl Relay {
             held: BytesMut::new(),
             hold_until: None,
             held_from: None,
+            again: None,
             may_act: false,
             last_received: now,
             last_sent: now,
@@ -137,7 +141,7 @@ impl Relay {
         Arc::clone(&self.recorder.attendance)
     }
 
-    pub(super) const fn call_id(&self) -> CallId {
+    pub(super) fn call_id(&self) -> CallId {
         self.recorder.call_id
     }
 
@@ -146,6 +150,9 @@ impl Relay {
     pub(super) async fn next(&mut self) -> Option<Result<Bytes, std::io::Error>> {
         loop {
             self.begin_again();
+            while self.ready.is_empty() && self.again.is_some() {
+                self.go_on_again();
+            }
             if !self.ready.is_empty() {
                 self.given();
                 self.last_sent = Instant::now();
@@ -167,6 +174,13 @@ impl Relay {
                 tokio::task::yield_now().await;
                 return Some(Err(std::io::Error::other("the upstream's reply broke off")));
             }
+            // When the client has what came, so that it does not wait for a file.
+            if !self.recorder.is_done()
+                && let Err(error) = self.recorder.relieve().await
+            {
+                self.fail(CallStatus::Aborted, whole::sink_error(&error)).await;
+                continue;
+            }
             match self.step().await {
                 Step::Head(Ok(received)) => self.head(received).await,
                 Step::Head(Err(error)) => {
@@ -175,7 +189,7 @@ impl Relay {
                 }
                 Step::Piece(piece) => {
                     self.is_of_upstream = true;
-                    self.piece(&piece).await;
+                    self.piece(piece).await;
                     self.measured.buffered.set(self.held.len() + self.parser.pending() + self.ready.len());
                 }
                 Step::Whole(Ok(body)) => {
@@ -226,12 +240,14 @@ impl Relay {
         }
     }
 
-    async fn piece(&mut self, piece: &Bytes) {
+    async fn piece(&mut self, piece: Bytes) {
         if self.is_unread {
-            self.ready.extend_from_slice(piece);
+            self.ready.extend_from_slice(&piece);
             return;
         }
-        self.parser.push(piece);
+        self.parser.push(&piece);
+        // What follows may wait for a disk, and there may be thousands.
+        drop(piece);
         while let Some(event) = self.parser.next_event() {
             self.event(&event).await;
             if self.is_over {
@@ -253,6 +269,7 @@ impl Relay {
             self.is_unread = true;
             self.recorder.attendance.close();
             self.release(true).await;
+            self.all_again();
             let rest = self.parser.take_pending();
             self.ready.extend_from_slice(&rest);
         }
@@ -264,7 +281,7 @@ impl Relay {
             return self.half_event(event);
         }
         if !(self.recorder.is_done() && self.recorder.attendance.is_final()) {
-            self.recorder.kept.push(event.raw.clone());
+            self.recorder.keep(&event.raw);
         }
         if self.face.writer.is_some() {
             return self.translate(event).await;
@@ -348,6 +365,7 @@ impl Relay {
                 }
             }
             Err(error) => {
+                self.again = None;
                 self.held.clear();
                 self.say(&whole::sink_error(&error));
             }
@@ -409,6 +427,7 @@ impl Relay {
 
     fn say(&mut self, error: &ApiError) {
         self.recorder.attendance.close();
+        self.all_again();
         // The upstream said nothing, so there is nothing to be said for it: many clients take an error event for final,
         // and try again when a connection breaks.
         let is_cut = matches!(error.code, "upstream_truncated" | "upstream_stalled");

@@ -18,6 +18,9 @@ use crate::upstream::{UpstreamBody, UpstreamError, UpstreamReply};
 /// Where no deadline is set, the clock is looked at this often.
 pub(super) const FAR: Duration = Duration::from_secs(3600);
 
+/// Most bytes of a stream that are taken at once: that many are on their way in each of thousands of streams.
+const PIECE_BYTES: usize = 16 << 10;
+
 pub(super) enum Source {
     /// The upstream has not begun to answer; the client's stream has.
     Waiting(Sending),
@@ -44,7 +47,7 @@ pub(super) enum Step {
 impl Relay {
     /// Waits for what happens next.
     pub(super) async fn step(&mut self) -> Step {
-        let piece_bytes = self.inner.options.stream_buffer_bytes;
+        let piece_bytes = self.inner.options.stream_buffer_bytes.min(PIECE_BYTES);
         // Asked now and then, since it takes a lock, and in any case when nothing has come.
         self.steps = self.steps.wrapping_add(1);
         if self.steps.is_multiple_of(64)

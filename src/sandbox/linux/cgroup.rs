@@ -290,17 +290,18 @@ fn start_time(pid: u32) -> Option<u64> {
 
 /// Ends and removes what legos that are dead have left in `parent`.
 fn sweep(parent: &Path) {
-    for name in group_names(parent) {
-        let owner = name.strip_prefix(PREFIX).and_then(|rest| {
-            let mut parts = rest.split('-');
-            Some((parts.next()?.parse::<u32>().ok()?, parts.next()?.parse::<u64>().ok()?))
-        });
-        if let Some((pid, start)) = owner
-            && start_time(pid) != Some(start)
-        {
-            end(&parent.join(name));
-        }
+    for name in group_names(parent).filter(|name| is_of_the_dead(name)) {
+        end(&parent.join(name));
     }
+}
+
+/// Whether a name begins with the [`own_prefix`] of a lego that is gone.
+pub fn is_of_the_dead(name: &str) -> bool {
+    let owner = name.strip_prefix(PREFIX).and_then(|rest| {
+        let mut parts = rest.split('-');
+        Some((parts.next()?.parse::<u32>().ok()?, parts.next()?.parse::<u64>().ok()?))
+    });
+    owner.is_some_and(|(pid, start)| start_time(pid) != Some(start))
 }
 
 /// Removes all groups in `parent` whose name starts with `prefix`.

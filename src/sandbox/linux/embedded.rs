@@ -8,6 +8,7 @@ use async_trait::async_trait;
 
 use super::cgroup::{Cgroups, Group};
 use super::client::Client;
+use super::disk::Quota;
 use super::running::{Limiter, Running};
 use super::system::System;
 use super::weak::{self, PrivateTmp, Translation};
@@ -23,7 +24,8 @@ const RANGE_LENGTH: u32 = 65536;
 const RANGES: u32 = 4096;
 
 /// Places that belong to the sandbox itself: no mount may cover them.
-const RESERVED: [&str; 8] = ["/proc", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc"];
+const RESERVED: [&str; 10] =
+    ["/proc", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc"];
 
 /// How to isolate, in the order of preference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +75,7 @@ impl Embedded {
         let mut system = System::of_host();
         if mode == Mode::Weak {
             system.shown.extend(weak::extra_system());
+            PrivateTmp::sweep();
         }
         let setup = cgroups.as_ref().map_or_else(Nursery::default, |cgroups| Nursery {
             prefix: cgroups.prefix().to_owned(),
@@ -102,7 +105,7 @@ impl Shared {
             mounts: spec.mounts.iter().map(shown).collect::<Result<_, _>>()?,
             tmp_bytes: spec.limits.tmp_bytes,
             listen_port: spec.listen_port,
-            rlimits: self.rlimits(&spec.limits),
+            rlimits: Vec::new(),
         })
     }
 
@@ -119,7 +122,7 @@ impl Shared {
     }
 
     /// Limits that every process gets: all where there is no control group, else only what one cannot do.
-    fn rlimits(&self, limits: &Limits) -> Vec<Rlimit> {
+    fn rlimits(&self, limits: &Limits, quota: Option<&Quota>) -> Vec<Rlimit> {
         let mut list = vec![Rlimit { resource: libc::RLIMIT_CORE, soft: 0, hard: 0 }];
         let mut add = |resource, soft, hard| list.push(Rlimit { resource, soft, hard });
         if let Some(seconds) = limits.cpu_seconds {
@@ -136,7 +139,10 @@ impl Shared {
                 add(libc::RLIMIT_NPROC, count, count);
             }
         }
-        if let (Some(bytes), Mode::Weak) = (limits.tmp_bytes, self.mode) {
+        if let Some(quota) = quota {
+            // A file that was there may be written to as well.
+            let largest = limits.workspace_bytes.max(limits.tmp_bytes).unwrap_or(0);
+            let bytes = largest.saturating_add(quota.largest_file);
             add(libc::RLIMIT_FSIZE, bytes, bytes);
         }
         list
@@ -159,6 +165,8 @@ impl Shared {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let mut plan = self.plan(spec, number)?;
         let tmp = if self.mode == Mode::Weak { Some(self.private_tmp(number, &mut plan)?) } else { None };
+        let quota = Quota::of(&plan.mounts, &spec.limits)?;
+        plan.rlimits = self.rlimits(&spec.limits, quota.as_ref());
         let group = self.group(&spec.limits)?;
         let joins = group.as_ref().map_or_else(|| Ok(Vec::new()), Group::open_joins);
         let started = joins.map_err(SandboxError::from).and_then(|joins| self.client.start(&plan, &joins));
@@ -184,7 +192,7 @@ impl Shared {
             (None, Some(limit), mode) if mode != Mode::Weak => Limiter::Watch { limit },
             _ => Limiter::None,
         };
-        Running::new(Arc::clone(&self.client), started, limiter, translation, tmp)
+        Running::new(Arc::clone(&self.client), started, limiter, quota, translation, tmp)
     }
 
     fn private_tmp(&self, number: u32, plan: &mut Plan) -> Result<PrivateTmp, SandboxError> {
@@ -230,7 +238,8 @@ fn capabilities(mode: Mode, cgroups: Option<&Cgroups>) -> Capabilities {
         mode: format!("{user}, {}, {limits}", mode.describe()),
         memory,
         processes,
-        disk: if mode == Mode::Weak { DiskLimit::None } else { DiskLimit::Exact },
+        disk: DiskLimit::Polled,
+        tmp: if mode == Mode::Weak { DiskLimit::Polled } else { DiskLimit::Exact },
         is_isolated: mode != Mode::Weak,
     }
 }

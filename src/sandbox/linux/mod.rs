@@ -9,10 +9,12 @@
 
 mod cgroup;
 mod client;
+mod disk;
 mod embedded;
 mod failure;
 mod init;
 mod landlock;
+mod leftovers;
 mod nursery;
 mod output;
 pub mod probe;
@@ -27,4 +29,7 @@ mod watcher;
 mod weak;
 mod wire;
 
+#[cfg(test)]
+pub use leftovers::as_ordinary_user;
+pub use leftovers::{make_readable, remove_tree};
 pub use nursery::init_main;

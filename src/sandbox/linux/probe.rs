@@ -104,6 +104,7 @@ async fn attempt(backend: &Embedded, options: &Options) -> Result<(), SandboxErr
         memory_bytes: Some(PROBE_MEMORY),
         max_processes: Some(16),
         tmp_bytes: Some(PROBE_TMP),
+        workspace_bytes: None,
         cpu_seconds: Some(10),
     };
     let mut sandbox = backend.create(Spec { mounts, listen_port: Some(8080), limits }).await?;
@@ -150,6 +151,8 @@ struct Facts {
     unprivileged_userns_clone: Option<String>,
     max_user_namespaces: Option<String>,
     apparmor_restricts: Option<String>,
+    /// The AppArmor profile of this process, if it is held by one.
+    apparmor_profile: Option<String>,
 }
 
 impl Facts {
@@ -161,6 +164,10 @@ impl Facts {
             unprivileged_userns_clone: read("/proc/sys/kernel/unprivileged_userns_clone"),
             max_user_namespaces: read("/proc/sys/user/max_user_namespaces"),
             apparmor_restricts: read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns"),
+            // The module's own file is the sure one; the other is of whichever module comes first.
+            apparmor_profile: read("/proc/self/attr/apparmor/current")
+                .or_else(|| read("/proc/self/attr/current"))
+                .filter(|profile| profile.ends_with(" (enforce)")),
         }
     }
 
@@ -174,6 +181,7 @@ impl Facts {
             ("user.max_user_namespaces".into(), setting(&self.max_user_namespaces)),
             ("kernel.unprivileged_userns_clone".into(), setting(&self.unprivileged_userns_clone)),
             ("kernel.apparmor_restrict_unprivileged_userns".into(), setting(&self.apparmor_restricts)),
+            ("AppArmor profile".into(), setting(&self.apparmor_profile)),
             (
                 "Landlock".into(),
                 landlock::abi().map_or_else(|error| error.to_string(), |abi| format!("version {abi}")),
@@ -192,9 +200,17 @@ impl Facts {
             format!("Run `sudo sysctl user.max_user_namespaces=10000`, {OTHER_WAYS}")
         } else if self.has_filter && is_namespace {
             "A seccomp filter, probably a container's, refuses new namespaces. Start the container with \
-             `--security-opt seccomp=unconfined --security-opt systempaths=unconfined`, or accept less \
-             isolation with --weak-sandbox"
+             `--security-opt seccomp=unconfined --security-opt apparmor=unconfined \
+             --security-opt systempaths=unconfined`, or accept less isolation with --weak-sandbox"
                 .into()
+        } else if let Some(profile) = &self.apparmor_profile
+            && is_mount(step)
+        {
+            format!(
+                "The AppArmor profile {profile}, probably a container's, forbids mounts. Start the container with \
+                 `--security-opt apparmor=unconfined --security-opt seccomp=unconfined \
+                 --security-opt systempaths=unconfined`, or accept less isolation with --weak-sandbox"
+            )
         } else if step.contains("proc") && (step.contains("create") || step.contains("fsmount")) {
             "The container hides parts of /proc. Start it with \
              `--security-opt systempaths=unconfined`, or accept less isolation with --weak-sandbox"
@@ -214,6 +230,13 @@ impl Facts {
             "Run `lego doctor` for more, or accept less isolation with --weak-sandbox".into()
         }
     }
+}
+
+/// Steps that AppArmor's mount rules can refuse; the first of them comes first.
+fn is_mount(step: &str) -> bool {
+    ["make mounts private", "pivot_root", "attach", "bind", "open_tree", "id-mapped mount"]
+        .iter()
+        .any(|start| step.starts_with(start))
 }
 
 /// Root of a container has the number but not the capabilities.
@@ -261,6 +284,12 @@ mod tests {
                 "apparmor_parser",
             ),
             (Facts { has_filter: true, ..user.clone() }, "new namespaces", "seccomp=unconfined"),
+            (
+                Facts { apparmor_profile: off("docker-default (enforce)"), ..user.clone() },
+                "make mounts private",
+                "docker-default (enforce), probably a container's, forbids mounts. Start the container with \
+                 `--security-opt apparmor=unconfined",
+            ),
             (user.clone(), "fsmount proc", "systempaths=unconfined"),
             (user.clone(), "open_tree /usr", "5.12"),
             (user, "something else", "--weak-sandbox"),

@@ -9,6 +9,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
 
 use super::cgroup::Counters;
+use super::disk::Watch;
 use super::output::Output;
 use super::running::{KILL_GRACE, Limiter, Parts, not_dying};
 use super::weak::Translation;
@@ -34,6 +35,14 @@ pub struct Run<'a> {
     counters: Counters,
     host_oom_kills: u64,
     is_finished: bool,
+}
+
+/// Why lego ended it, if it did.
+#[derive(Default, Clone, Copy)]
+struct Killed {
+    timed_out: bool,
+    is_over_memory: bool,
+    is_over_disk: bool,
 }
 
 /// The end of the main process as the init saw it.
@@ -89,15 +98,17 @@ impl<'a> Run<'a> {
         let mut watch = tokio::time::interval(watcher::PERIOD);
         watch.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let is_watched = matches!(self.parts.limiter, Limiter::Watch { .. });
-        let (mut ended, mut timed_out, mut is_over_limit, mut all_dead) = (None, false, false, false);
+        let mut disk = Watch::new(self.parts.quota.as_ref(), self.parts.proc.as_ref());
+        let (mut ended, mut all_dead) = (None, false);
+        let Killed { mut timed_out, mut is_over_memory, mut is_over_disk } = Killed::default();
         let mut stdin = self.stdin.take();
         let (mut stdout, mut stderr, mut status) =
             match (self.stdout.take(), self.stderr.take(), self.status.take()) {
                 (Some(stdout), Some(stderr), Some(status)) => (stdout, stderr, status),
                 _ => return Err(SandboxError::Lost("it was read before".into())),
             };
-        while ended.is_none() || ((timed_out || is_over_limit) && !all_dead) {
-            let is_killed = timed_out || is_over_limit;
+        let mut is_killed = false;
+        while ended.is_none() || (is_killed && !all_dead) {
             tokio::select! {
                 message = self.parts.receive() => match message? {
                     FromInit::Exit { id, code, signal, cpu_us, max_rss_bytes } if id == self.id => {
@@ -114,18 +125,26 @@ impl<'a> Run<'a> {
                     if is_killed {
                         return Err(not_dying());
                     }
-                    timed_out = true;
+                    (is_killed, timed_out) = (true, true);
                     self.kill().await?;
                     timeout.as_mut().reset(tokio::time::Instant::now() + KILL_GRACE);
                 }
                 _ = watch.tick(), if is_watched && !is_killed => {
                     if self.parts.is_over_limit() {
-                        is_over_limit = true;
+                        (is_killed, is_over_memory) = (true, true);
                         self.kill().await?;
                         timeout.as_mut().reset(tokio::time::Instant::now() + KILL_GRACE);
                     }
                 }
+                () = disk.until_over(), if !is_killed => {
+                    (is_killed, is_over_disk) = (true, true);
+                    self.kill().await?;
+                    timeout.as_mut().reset(tokio::time::Instant::now() + KILL_GRACE);
+                }
             }
+        }
+        if !is_over_disk && disk.is_on() {
+            is_over_disk = disk.look().await;
         }
         self.is_finished = true;
         let wall = self.started.elapsed();
@@ -134,7 +153,7 @@ impl<'a> Run<'a> {
         let (stderr, discarded_stderr) = stderr.finish()?;
         let ended = ended.unwrap_or_default();
         Ok(Exit {
-            evidence: self.evidence(&ended, timed_out, is_over_limit),
+            evidence: self.evidence(&ended, Killed { timed_out, is_over_memory, is_over_disk }),
             stdout,
             stderr,
             discarded_output_bytes: discarded_stdout + discarded_stderr,
@@ -159,12 +178,14 @@ impl<'a> Run<'a> {
         })
     }
 
-    fn evidence(&self, ended: &Ended, timed_out: bool, is_over_limit: bool) -> ExitEvidence {
+    fn evidence(&self, ended: &Ended, killed: Killed) -> ExitEvidence {
+        let Killed { timed_out, is_over_memory, is_over_disk } = killed;
         let mut evidence = ExitEvidence {
             code: ended.code,
             signal: ended.signal,
             timed_out,
             cpu_us: ended.cpu_us,
+            is_over_disk_limit: is_over_disk,
             memory_peak_bytes: Some(ended.max_rss_bytes),
             ..ExitEvidence::default()
         };
@@ -177,11 +198,12 @@ impl<'a> Run<'a> {
             }
             Limiter::Watch { .. } | Limiter::None => {
                 if matches!(self.parts.limiter, Limiter::Watch { .. }) {
-                    evidence.oom_kills = Some(is_over_limit.into());
+                    evidence.oom_kills = Some(is_over_memory.into());
                 }
                 evidence.host_oom = ended.signal == Some(libc::SIGKILL)
                     && !timed_out
-                    && !is_over_limit
+                    && !is_over_memory
+                    && !is_over_disk
                     && watcher::host_oom_kills() > self.host_oom_kills;
             }
         }

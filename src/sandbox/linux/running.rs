@@ -12,6 +12,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::cgroup::{Counters, Group};
 use super::client::{self, Client, Started};
+use super::disk::Quota;
 use super::run::Run;
 use super::weak::{PrivateTmp, Translation};
 use super::wire::{self, FromInit, ToInit};
@@ -45,9 +46,10 @@ pub struct Running {
 #[derive(Debug)]
 pub struct Parts {
     pub control: AsyncFd<OwnedFd>,
-    proc: Option<OwnedFd>,
+    pub proc: Option<Arc<OwnedFd>>,
     root: Option<OwnedFd>,
     pub limiter: Limiter,
+    pub quota: Option<Arc<Quota>>,
     pub translation: Option<Translation>,
     tmp: Option<PrivateTmp>,
     /// Keeps the nursery until the last sandbox is gone.
@@ -60,6 +62,7 @@ impl Running {
         client: Arc<Client>,
         started: Started,
         limiter: Limiter,
+        quota: Option<Quota>,
         translation: Option<Translation>,
         tmp: Option<PrivateTmp>,
     ) -> Result<Self, SandboxError> {
@@ -73,8 +76,9 @@ impl Running {
         set_nonblocking(&started.control)?;
         // SAFETY: an `OwnedFd` keeps the same open descriptor until the `AsyncFd` is dropped or dissolved.
         let control = unsafe { AsyncFd::register(started.control) }.map_err(io::Error::from)?;
-        let (proc, root) = (started.proc, started.root);
-        let parts = Parts { control, proc, root, limiter, translation, tmp, client };
+        let (proc, root) = (started.proc.map(Arc::new), started.root);
+        let quota = quota.map(Arc::new);
+        let parts = Parts { control, proc, root, limiter, quota, translation, tmp, client };
         Ok(Self { parts: Some(parts), listener, next_id: 0 })
     }
 

@@ -70,6 +70,9 @@ const FAMILIES: &[i32] = &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::A
 /// libc's constant is deprecated, the type is still there.
 const SOCK_PACKET: i32 = 10;
 
+/// The flag of `send` calls that connects.
+const FAST_OPEN: u64 = libc::MSG_FASTOPEN as u64;
+
 /// The kernel's mask of the socket type without its flags.
 const SOCKET_TYPE_MASK: u64 = 0xf;
 
@@ -85,6 +88,12 @@ pub fn filters(isolation: &Isolation) -> Result<Vec<BpfProgram>, BackendError> {
         [libc::TIOCSTI, libc::TIOCLINUX].map(|request| rule(&[(1, SeccompCmpOp::Eq, request)]));
     denied.insert(libc::SYS_ioctl, terminal_input.into_iter().collect::<Result<_, _>>()?);
     denied.insert(libc::SYS_socket, socket_rules(isolation)?);
+    if *isolation == Isolation::Weak {
+        // TCP Fast Open connects while it sends, past the call at which Landlock looks at the port.
+        for (call, flags) in [(libc::SYS_sendto, 3), (libc::SYS_sendmsg, 2), (libc::SYS_sendmmsg, 3)] {
+            denied.insert(call, vec![rule(&[(flags, SeccompCmpOp::MaskedEq(FAST_OPEN), FAST_OPEN)])?]);
+        }
+    }
 
     let mut programs = vec![
         compile(denied, libc::EPERM)?,
@@ -115,9 +124,11 @@ fn socket_rules(isolation: &Isolation) -> Result<Vec<SeccompRule>, BackendError>
             no_type(libc::SOCK_SEQPACKET)?,
             no_type(libc::SOCK_DCCP)?,
             no_type(SOCK_PACKET)?,
-            // MPTCP is a stream that Landlock does not know.
-            rule(&[(2, SeccompCmpOp::Eq, libc::IPPROTO_MPTCP as u64)])?,
-            rule(&[(2, SeccompCmpOp::Eq, libc::IPPROTO_SCTP as u64)])?,
+            // Other protocols have streams too (MPTCP, SCTP), and Landlock knows TCP alone.
+            rule(&[
+                (2, SeccompCmpOp::Ne, libc::IPPROTO_IP as u64),
+                (2, SeccompCmpOp::Ne, libc::IPPROTO_TCP as u64),
+            ])?,
         ]),
     }
 }

@@ -23,7 +23,8 @@ pub fn memory_of(proc: &OwnedFd, root: &OwnedFd, limit: u64) -> u64 {
     if cheap <= limit { cheap } else { sum(proportional) }
 }
 
-fn processes(proc: &OwnedFd) -> Vec<PathBuf> {
+/// The processes of a sandbox but its init.
+pub fn processes(proc: &OwnedFd) -> Vec<PathBuf> {
     fs::read_dir(format!("/proc/self/fd/{}", proc.as_raw_fd()))
         .into_iter()
         .flatten()

@@ -4,9 +4,11 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use super::cgroup;
+use super::leftovers::remove_tree;
 use super::wire::Shown;
 
 /// Host files that a weak sandbox needs in place of lego's own.
@@ -23,25 +25,53 @@ pub fn extra_system() -> Vec<Shown> {
 
 /// A directory that stands for /tmp; removed on drop.
 #[derive(Debug)]
-pub struct PrivateTmp(PathBuf);
+pub struct PrivateTmp {
+    path: PathBuf,
+    /// Locked while it is in use: a lego in another container cannot see that this one lives.
+    _lock: fs::File,
+}
 
 impl PrivateTmp {
     /// A new one, readable by its owner only.
     pub fn create(name: &str) -> io::Result<Self> {
         let path = std::env::temp_dir().join(name);
         fs::DirBuilder::new().mode(0o700).create(&path)?;
-        Ok(Self(path))
+        let lock = fs::File::open(&path)?;
+        lock.lock()?;
+        Ok(Self { path, _lock: lock })
+    }
+
+    /// Removes what legos that were killed have left.
+    pub fn sweep() {
+        sweep(&std::env::temp_dir());
     }
 
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 }
 
 impl Drop for PrivateTmp {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.0) {
-            tracing::warn!("cannot remove {}: {error}", self.0.display());
+        if let Err(error) = remove_tree(&self.path) {
+            tracing::warn!("cannot remove {}: {error}", self.path.display());
+        }
+    }
+}
+
+/// Best effort, of this user's own folders in a place that others may write to.
+fn sweep(parent: &Path) {
+    let user = nix::unistd::geteuid().as_raw();
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let is_left = entry.file_name().to_str().is_some_and(cgroup::is_of_the_dead);
+        let is_ours = entry.metadata().is_ok_and(|meta| meta.is_dir() && meta.uid() == user);
+        if is_left
+            && is_ours
+            && let Ok(folder) = fs::File::open(entry.path())
+            && folder.try_lock().is_ok()
+            && let Err(error) = remove_tree(&entry.path())
+        {
+            tracing::warn!("cannot remove {}: {error}", entry.path().display());
         }
     }
 }
@@ -106,6 +136,25 @@ fn is_name(byte: u8) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_folders_of_dead_legos_are_swept() {
+        let parent = tempfile::tempdir().unwrap();
+        let living = format!("{}0", cgroup::own_prefix());
+        let names = ["lego-4294967295-1-0-0", "lego-4294967295-1-0-1", &living, "lego-x", "other"];
+        for name in names {
+            fs::create_dir(parent.path().join(name)).unwrap();
+            fs::write(parent.path().join(name).join("file"), "").unwrap();
+        }
+        // In use, by one whose process is out of sight.
+        let lock = fs::File::open(parent.path().join(names[1])).unwrap();
+        lock.lock().unwrap();
+        std::os::unix::fs::symlink(parent.path().join("other"), parent.path().join("lego-4294967295-1-0-2"))
+            .unwrap();
+        sweep(parent.path());
+        let is_there = names.map(|name| parent.path().join(name).join("file").exists());
+        assert_eq!(is_there, [false, true, true, true, true]);
+    }
 
     #[test]
     fn whole_paths_and_the_address_are_translated() {

@@ -1,0 +1,181 @@
+//! `lego capture ls`.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+
+use serde_json::json;
+
+use super::{ListArgs, captures, load, time, warn_skipped};
+use crate::capture::{Query, Reader};
+use crate::record::{Call, CallKind, CallStatus, IdsSource, SessionId};
+use crate::run::count;
+
+/// Prints the list.
+pub fn list(out: &mut dyn Write, args: &ListArgs) -> anyhow::Result<()> {
+    let dir = captures(&args.capture_dir);
+    match &args.session {
+        None => list_sessions(out, &dir, args),
+        Some(session) => list_calls(out, &dir, session, args),
+    }
+}
+
+/// What is told of a session. lego's own probes are apart: nobody made them in a conversation.
+#[derive(Default)]
+struct Totals {
+    trial: Option<String>,
+    task: Option<String>,
+    calls: u64,
+    choices: u64,
+    probes: u64,
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    trainable: u64,
+    failed: u64,
+    first_us: Option<i64>,
+    last_us: i64,
+}
+
+impl Totals {
+    fn add(&mut self, call: &Call, asked: Option<CallKind>) {
+        let first = self.first_us.get_or_insert(call.received_at);
+        *first = call.received_at.min(*first);
+        self.last_us = self.last_us.max(call.received_at + call.duration_us as i64);
+        if call.kind == CallKind::Probe && asked != Some(CallKind::Probe) {
+            self.probes += 1;
+            return;
+        }
+        self.choices += 1;
+        if call.choice_index == 0 {
+            self.calls += 1;
+            self.prompt_tokens += call.prompt_token_ids.as_ref().map_or(0, Vec::len) as u64;
+        }
+        self.completion_tokens += call.sampled_ids().map_or(0, <[u32]>::len) as u64;
+        self.trainable += u64::from(call.trainable);
+        self.failed += u64::from(call.status != CallStatus::Ok);
+        self.trial = self.trial.take().or(call.trial_id.as_ref().map(ToString::to_string));
+        self.task = self.task.take().or(call.task_id.as_ref().map(ToString::to_string));
+    }
+}
+
+/// Leaves the newest `limit` of a list in time, and says how many there were.
+fn newest<T>(mut all: Vec<T>, limit: Option<usize>) -> (Vec<T>, usize) {
+    let found = all.len();
+    all.drain(..found.saturating_sub(limit.unwrap_or(found)));
+    (all, found)
+}
+
+fn list_sessions(out: &mut dyn Write, dir: &Path, args: &ListArgs) -> anyhow::Result<()> {
+    let mut sessions: BTreeMap<SessionId, Totals> = BTreeMap::new();
+    let mut reader =
+        Reader::open(dir, Query { without_bodies: true, without_routing: true, ..Query::default() })?;
+    for call in reader.by_ref() {
+        let call = call?;
+        if args.kind.is_none_or(|kind| kind == call.kind) {
+            sessions.entry(call.session_id.clone()).or_default().add(&call, args.kind);
+        }
+    }
+    warn_skipped(&reader);
+    let mut sessions: Vec<_> = sessions.into_iter().collect();
+    sessions.sort_by_key(|(_, totals)| totals.first_us);
+    let (sessions, found) = newest(sessions, args.limit);
+    if !args.json {
+        let head = ("session", "calls", "prompt", "sampled", "trainable", "failed", "first call (UTC)");
+        writeln!(
+            out,
+            "{:<36} {:>6} {:>10} {:>10} {:>9} {:>6}  {:<20} trial",
+            head.0, head.1, head.2, head.3, head.4, head.5, head.6
+        )?;
+    }
+    for (session, t) in &sessions {
+        if args.json {
+            let line = json!({
+                "session_id": session, "trial_id": t.trial, "task_id": t.task, "calls": t.calls,
+                "choices": t.choices, "probes": t.probes, "prompt_tokens": t.prompt_tokens,
+                "completion_tokens": t.completion_tokens, "trainable": t.trainable,
+                "failed": t.failed, "first_us": t.first_us, "last_us": t.last_us,
+            });
+            writeln!(out, "{line}")?;
+        } else {
+            writeln!(
+                out,
+                "{:<36} {:>6} {:>10} {:>10} {:>9} {:>6}  {:<20} {}",
+                session.as_str(),
+                t.calls,
+                t.prompt_tokens,
+                t.completion_tokens,
+                t.trainable,
+                t.failed,
+                t.first_us.map_or_else(String::new, time),
+                t.trial.as_deref().unwrap_or("-")
+            )?;
+        }
+    }
+    if !args.json {
+        let sum = |of: fn(&Totals) -> u64| sessions.iter().map(|(_, totals)| of(totals)).sum::<u64>();
+        let tokens = count(sum(|totals| totals.completion_tokens), "sampled token", "sampled tokens");
+        write!(out, "{}, {tokens}", count(sessions.len() as u64, "session", "sessions"))?;
+        if sum(|totals| totals.probes) > 0 {
+            let probes = count(sum(|totals| totals.probes), "probe", "probes");
+            write!(out, "; {probes} of lego's own (--kind probe) not counted")?;
+        }
+        if sessions.len() < found {
+            write!(out, "; the newest of {found}")?;
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+fn list_calls(out: &mut dyn Write, dir: &Path, session: &SessionId, args: &ListArgs) -> anyhow::Result<()> {
+    let query = Query { without_bodies: true, without_routing: true, ..Query::session(session.clone()) };
+    let mut calls = load(dir, query)?;
+    anyhow::ensure!(!calls.is_empty(), "no session {session} in {}", dir.display());
+    calls.retain(|call| args.kind.is_none_or(|kind| kind == call.kind));
+    let (calls, found) = newest(calls, args.limit);
+    if !args.json {
+        writeln!(
+            out,
+            "{:<36} {:>2} {:<8} {:<17} {:>7} {:>7} {:>9}  {:<12} trainable",
+            "call", "#", "kind", "status", "prompt", "sampled", "ms", "finish"
+        )?;
+    }
+    for call in &calls {
+        if args.json {
+            writeln!(out, "{}", serde_json::to_string(call)?)?;
+            continue;
+        }
+        let reasons = call.not_trainable_reasons.join(", ");
+        writeln!(
+            out,
+            "{:<36} {:>2} {:<8} {:<17} {:>7} {:>7} {:>9.1}  {:<12} {}",
+            call.call_id.to_string(),
+            call.choice_index,
+            call.kind.as_str(),
+            call.status.as_str(),
+            ids(call.prompt_token_ids.as_ref(), call.prompt_ids_source),
+            ids(call.completion_token_ids.as_ref(), call.completion_ids_source),
+            call.duration_us as f64 / 1000.0,
+            call.finish_reason.as_deref().unwrap_or("-"),
+            if call.trainable { "yes" } else { &reasons }
+        )?;
+    }
+    if !args.json {
+        let is_local = |call: &Call| {
+            [call.prompt_ids_source, call.completion_ids_source].contains(&IdsSource::LocalTokenizer)
+        };
+        if calls.iter().any(is_local) {
+            writeln!(out, "~: ids of a local tokenizer, not the model's own")?;
+        }
+        if calls.len() < found {
+            writeln!(out, "the newest {} of {found}", calls.len())?;
+        }
+    }
+    Ok(())
+}
+
+/// How many ids there are; those that the model has not told are marked.
+fn ids(ids: Option<&Vec<u32>>, source: IdsSource) -> String {
+    let mark = if source == IdsSource::LocalTokenizer { "~" } else { "" };
+    ids.map_or("-".to_owned(), |ids| format!("{mark}{}", ids.len()))
+}

@@ -1,0 +1,123 @@
+//! `lego capture`: look into a capture folder.
+
+mod list;
+mod show;
+mod turns;
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+use clap::builder::PossibleValuesParser;
+use clap::builder::TypedValueParser as _;
+
+use crate::capture::{Query, Reader};
+use crate::record::{Call, CallKind, SessionId};
+
+/// Look into captures, also while a run writes them.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// List sessions, or the calls of one session, oldest first.
+    Ls(ListArgs),
+    /// Show a session's conversation, or one call.
+    Show(ShowArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct ListArgs {
+    /// Folder with captures (the proxy's `capture_dir`), or a run's folder.
+    #[arg(long, default_value = "./captures", value_name = "DIR")]
+    capture_dir: PathBuf,
+    /// List the calls of this session.
+    #[arg(long, value_name = "SESSION")]
+    session: Option<SessionId>,
+    /// Only calls of this kind.
+    #[arg(long, value_name = "KIND", value_parser = kinds())]
+    kind: Option<CallKind>,
+    /// Only the newest N, still oldest first.
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
+    /// One JSON object a line.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct ShowArgs {
+    /// Session id or call id.
+    id: String,
+    /// Folder with captures, or a run's folder.
+    #[arg(long, default_value = "./captures", value_name = "DIR")]
+    capture_dir: PathBuf,
+    /// Show token ids with their log-probs and weight versions.
+    #[arg(long)]
+    tokens: bool,
+    /// Folder with the model's tokenizer.json: with --tokens each id's text is shown too [default: that of the run's
+    /// policy, for what the embedded engine sampled].
+    #[arg(long, value_name = "DIR", requires = "tokens")]
+    tokenizer: Option<PathBuf>,
+    /// One JSON object a choice, everything that was captured.
+    #[arg(long)]
+    json: bool,
+}
+
+fn kinds() -> impl clap::builder::TypedValueParser<Value = CallKind> {
+    let names = PossibleValuesParser::new(CallKind::ALL.iter().map(|kind| kind.as_str()));
+    names.map(|name| CallKind::from_name(&name).unwrap_or(CallKind::Unknown))
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// The folder cannot be read, or has nothing by that id.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let shown = match &args.command {
+        Command::Ls(args) => list::list(&mut out, args),
+        Command::Show(args) => show::show(&mut out, args),
+    };
+    let shown = shown.and_then(|()| Ok(out.flush()?));
+    match shown {
+        Err(error) if is_closed_pipe(&error) => Ok(()),
+        shown => shown,
+    }
+}
+
+/// Whoever read the output (`head`) has seen enough.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// The folder of captures that is meant: `dir`, or the captures of the run whose folder it is.
+fn captures(dir: &Path) -> PathBuf {
+    let inside = dir.join("captures");
+    if inside.is_dir() && !dir.join("journal").is_dir() { inside } else { dir.to_owned() }
+}
+
+/// Calls in the order they were made.
+fn load(dir: &Path, query: Query) -> anyhow::Result<Vec<Call>> {
+    let mut reader = Reader::open(dir, query)?;
+    let mut calls = reader.by_ref().collect::<Result<Vec<_>, _>>()?;
+    warn_skipped(&reader);
+    calls.sort_by_key(|call| (call.received_at, call.call_id, call.choice_index));
+    Ok(calls)
+}
+
+fn warn_skipped(reader: &Reader) {
+    for file in reader.skipped() {
+        eprintln!("warning: left out {file}");
+    }
+}
+
+/// `YYYY-MM-DD HH:MM:SS`, UTC.
+fn time(us: i64) -> String {
+    let seconds = us.div_euclid(1_000_000).rem_euclid(86_400);
+    let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+    format!("{} {hours:02}:{minutes:02}:{:02}", crate::capture::date_of(us), seconds % 60)
+}

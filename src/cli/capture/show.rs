@@ -1,0 +1,183 @@
+//! `lego capture show`.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::Context as _;
+
+use super::turns::{Turn, turns};
+use super::{ShowArgs, captures, load, time};
+use crate::capture::Query;
+use crate::config::{Config, Environment};
+use crate::record::{Call, IdsSource, UpstreamKind};
+use crate::text::Tokenizer;
+
+/// Prints a session or a call.
+pub fn show(out: &mut dyn Write, args: &ShowArgs) -> anyhow::Result<()> {
+    let dir = captures(&args.capture_dir);
+    let id = &args.id;
+    let mut calls = match id.parse() {
+        Ok(session) => load(&dir, Query::session(session))?,
+        Err(_) => vec![],
+    };
+    if let (true, Ok(call_id)) = (calls.is_empty(), id.parse()) {
+        calls = load(&dir, Query { call_id: Some(call_id), ..Query::default() })?;
+    }
+    anyhow::ensure!(
+        !calls.is_empty(),
+        "no session or call {id} in {}: `lego capture ls` lists them",
+        dir.display()
+    );
+    let texts = match (args.tokens && !args.json, &args.tokenizer) {
+        (false, _) => None,
+        (true, Some(folder)) => Some(Texts { tokenizer: Tokenizer::load(folder)?, is_of_run: false }),
+        (true, None) => of_run(&dir),
+    };
+    let mut before = Vec::new();
+    for call in &calls {
+        if args.json {
+            writeln!(out, "{}", serde_json::to_string(call)?)?;
+            continue;
+        }
+        let now = show_call(out, call, &before)?;
+        if args.tokens {
+            let texts = texts.as_ref().filter(|texts| texts.fits(call));
+            show_tokens(out, call, texts)?;
+        }
+        if !now.is_empty() {
+            before = now;
+        }
+    }
+    Ok(())
+}
+
+/// The texts of ids.
+struct Texts {
+    tokenizer: Tokenizer,
+    /// It is that of the run's policy, which the embedded engine served.
+    is_of_run: bool,
+}
+
+impl Texts {
+    /// Ids of another tokenizer would get the wrong texts.
+    fn fits(&self, call: &Call) -> bool {
+        let is_same = call.tokenizer_sha256.as_ref().is_none_or(|sha256| sha256 == self.tokenizer.sha256());
+        is_same && (!self.is_of_run || call.upstream_kind == UpstreamKind::Embedded)
+    }
+
+    fn of(&self, id: u32) -> String {
+        let bytes = self.tokenizer.token_bytes(id);
+        match std::str::from_utf8(bytes) {
+            Ok("") => "(not in this tokenizer)".to_owned(),
+            Ok(text) => format!("{text:?}"),
+            // A part of a character.
+            Err(_) => format!("b\"{}\"", bytes.escape_ascii()),
+        }
+    }
+}
+
+/// The tokenizer of the policy whose run these captures are of.
+fn of_run(captures: &Path) -> Option<Texts> {
+    let path = captures.parent()?.join("config.resolved.toml");
+    let config = Config::load_resolved(&path, Environment::from_process()).ok()?;
+    let tokenizer = Tokenizer::load(config.model_path()).ok()?;
+    Some(Texts { tokenizer, is_of_run: true })
+}
+
+/// Prints one call; what the call before had too is only counted. Returns what it was asked.
+fn show_call(out: &mut dyn Write, call: &Call, before: &[Turn]) -> anyhow::Result<Vec<Turn>> {
+    let request: serde_json::Value = match &call.client_request {
+        Some(body) => serde_json::from_str(body.get()).context("client_request")?,
+        None => serde_json::Value::Null,
+    };
+    let turns = turns(&request, call.client_api);
+    writeln!(
+        out,
+        "── call {} #{} · {} · {} · {} · {}",
+        call.call_id,
+        call.choice_index,
+        time(call.received_at),
+        call.kind.as_str(),
+        call.model_served.as_deref().unwrap_or(&call.model_requested),
+        call.status.as_str(),
+    )?;
+    let known = if turns.starts_with(before) { before.len() } else { 0 };
+    if known > 0 {
+        writeln!(out, "   ({known} messages as before)")?;
+    }
+    for Turn { role, text } in &turns[known..] {
+        writeln!(out, "[{role}] {text}")?;
+    }
+    if let Some(error) = &call.error {
+        writeln!(out, "[error] {error}")?;
+    }
+    writeln!(out, "[reply] {}", call.text.as_deref().unwrap_or(""))?;
+    for tool in call.tool_calls.iter().flatten() {
+        writeln!(out, "[reply calls] {}({})", tool.name, tool.arguments)?;
+    }
+    let count = |ids: &Option<Vec<u32>>| ids.as_ref().map_or("no".to_owned(), |i| i.len().to_string());
+    let sum: Option<f32> = call.completion_logprobs.as_ref().and_then(|l| l.iter().copied().sum());
+    // Nobody knows that these were sampled.
+    let of_what = match call.completion_ids_source {
+        IdsSource::LocalTokenizer => "ids of the reply's text",
+        _ => "sampled ids",
+    };
+    writeln!(
+        out,
+        "   {} prompt ids ({}), {} {of_what} ({}), log-prob {} ({}), weights {}, finish {}, {}",
+        count(&call.prompt_token_ids),
+        call.prompt_ids_source.as_str(),
+        count(&call.completion_token_ids),
+        call.completion_ids_source.as_str(),
+        sum.map_or("unknown".to_owned(), |sum| format!("{sum:.3}")),
+        call.logprob_semantics.as_str(),
+        versions(call),
+        call.finish_reason.as_deref().unwrap_or("-"),
+        if call.trainable {
+            "trainable".to_owned()
+        } else {
+            format!("not trainable: {}", call.not_trainable_reasons.join(", "))
+        }
+    )?;
+    Ok(turns)
+}
+
+fn show_tokens(out: &mut dyn Write, call: &Call, texts: Option<&Texts>) -> anyhow::Result<()> {
+    if let Some(prompt) = &call.prompt_token_ids {
+        writeln!(out, "   prompt ids {prompt:?}")?;
+        if let Some(texts) = texts {
+            writeln!(out, "   prompt text {:?}", texts.tokenizer.decode(prompt, false))?;
+        }
+    }
+    let spans = call.weight_spans.as_deref().unwrap_or_default();
+    let head = if texts.is_some() { "  text" } else { "" };
+    writeln!(out, "   {:>6} {:>8} {:>14}  weights{head}", "#", "id", "log-prob")?;
+    for (i, id) in call.completion_token_ids.iter().flatten().enumerate() {
+        let logprob = call.completion_logprobs.as_ref().and_then(|l| l.get(i).copied().flatten());
+        let at = i as u32;
+        let version = spans.iter().find(|span| (span.start..span.end).contains(&at));
+        let version = version.map_or("null", |span| &span.version);
+        write!(
+            out,
+            "   {i:>6} {id:>8} {:>14}  ",
+            logprob.map_or("null".to_owned(), |value| value.to_string()),
+        )?;
+        match texts {
+            Some(texts) => writeln!(out, "{version:<7}  {}", texts.of(*id))?,
+            None => writeln!(out, "{version}")?,
+        }
+    }
+    Ok(())
+}
+
+fn versions(call: &Call) -> String {
+    match call.weight_spans.as_deref() {
+        None | Some([]) => "unknown".to_owned(),
+        Some([one]) => one.version.clone(),
+        Some(several) => several.iter().fold(String::new(), |mut text, span| {
+            let _ = write!(text, "{}[{},{}) ", span.version, span.start, span.end);
+            text
+        }),
+    }
+}

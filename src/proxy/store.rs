@@ -1,0 +1,50 @@
+//! The last step of a call: what is missing is filled in, the store gets the records, then the session.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use super::Inner;
+use super::measures::Recorded;
+use super::recorder::Records;
+use super::session::Session;
+use super::tape::Turn;
+use crate::record::{Call, SinkError};
+
+/// Appends calls, then tells the session. The tokens, and the turn to make records, are held until then.
+pub(super) async fn append(
+    inner: Arc<Inner>,
+    session: Arc<Session>,
+    tokens: (TaskTrackerToken, TaskTrackerToken),
+    records: Records,
+    failure: Option<String>,
+    _turn: Turn,
+) -> Result<(), SinkError> {
+    let Records { mut calls, missing } = records;
+    if let Some(missing) = missing {
+        missing.fill(&mut calls).await;
+    }
+    let kept: Vec<Arc<Call>> =
+        if session.keeps_calls() { calls.iter().cloned().map(Arc::new).collect() } else { Vec::new() };
+    let done: Vec<Recorded> = calls.iter().map(Recorded::of).collect();
+    let ended = Instant::now();
+    let result = inner.sink.append(calls).await;
+    match &result {
+        Ok(()) => {
+            inner.measures.capture_lag.record(ended.elapsed());
+            done.iter().for_each(|call| inner.measures.recorded(call));
+            session.keep(kept, failure);
+        }
+        Err(error) => lost(&inner, &session, error),
+    }
+    drop(tokens);
+    result
+}
+
+/// A call has no record: the trainer and the log are told.
+pub(super) fn lost(inner: &Inner, session: &Session, error: &SinkError) {
+    inner.measures.capture_failures.increment(1);
+    tracing::error!(%error, "a call could not be captured");
+    session.keep(Vec::new(), Some(format!("capture: {error}")));
+}

@@ -1,0 +1,88 @@
+//! Long replies of the native endpoint, whose copies may wait in a file.
+
+use lego::capture::Spill;
+use lego::proxy::ProxyOptions;
+use lego::record::CallStatus;
+use serde_json::{Value, json};
+
+use super::server::Style;
+use super::{Rig, post};
+use crate::spill::said;
+
+const EVENTS: usize = 60;
+const TOKENS_PER_EVENT: usize = 20;
+const OUTPUTS: usize = 2;
+
+/// The events of a long reply.
+fn script(incremental: bool) -> Vec<String> {
+    let mut events = Vec::new();
+    for number in 0..EVENTS {
+        for output in 0..OUTPUTS {
+            let end = (number + 1) * TOKENS_PER_EVENT;
+            let tokens = (if incremental { end - TOKENS_PER_EVENT } else { 0 })..end;
+            let ids: Vec<usize> = tokens.map(|at| OUTPUTS * at + output).collect();
+            let pairs: Vec<Value> = ids.iter().map(|id| json!([-0.5, id, null])).collect();
+            let text: String = ids.iter().map(|id| format!(" {id}")).collect();
+            let reason =
+                if number + 1 == EVENTS { json!({"type": "length", "length": end}) } else { Value::Null };
+            let meta = json!({"id": "r", "finish_reason": reason, "prompt_tokens": 2, "completion_tokens": end,
+                "cached_tokens": 0, "weight_version": "v", "output_token_logprobs": pairs});
+            let event = json!({"index": output, "text": text, "output_ids": ids, "meta_info": meta});
+            events.push(event.to_string());
+        }
+    }
+    events
+}
+
+#[tokio::test]
+async fn a_long_replys_record_is_the_same_with_its_copy_in_a_file() {
+    let completions =
+        ("/v1/completions", json!({"model": "toy", "prompt": [1, 2], "n": OUTPUTS, "stream": true}));
+    let native =
+        ("/generate", json!({"input_ids": [1, 2], "sampling_params": {"n": OUTPUTS}, "stream": true}));
+    for (path, body) in [completions, native] {
+        for (incremental, is_cut) in [(false, false), (false, true), (true, false), (true, true)] {
+            let about = format!("{path}, incremental: {incremental}, cut: {is_cut}");
+            let mut events = script(incremental);
+            if is_cut {
+                events.truncate(EVENTS);
+            }
+            let count = events.len();
+            let mut all = Vec::new();
+            // In memory; in many small parts, in whole slots.
+            for most in [None, Some(1), Some(20_000)] {
+                let dir = tempfile::tempdir().expect("folder");
+                let mut options = ProxyOptions::stand_alone();
+                options.spill = most.map(|_| Spill::in_folder(dir.path()));
+                options.capture_buffer_bytes = most.unwrap_or(1);
+                let style = Style { incremental, script: Some(events.clone()), ..Style::default() };
+                let rig = Rig::new(options, style, false).await;
+                let mut response = post(&rig.url(path), &body).await;
+                let mut reply = Vec::new();
+                while let Ok(Some(piece)) = response.chunk().await {
+                    reply.extend_from_slice(&piece);
+                }
+                let mut calls = rig.setup.sink.calls(OUTPUTS).await;
+                calls.sort_by_key(|call| call.choice_index);
+                let status = if is_cut { CallStatus::Truncated } else { CallStatus::Ok };
+                assert!(calls.iter().all(|call| call.status == status), "{about}: {:?}", calls[0].error);
+                let records: Vec<Value> = calls.iter().map(|call| said(call)).collect();
+                let tokens = count / OUTPUTS * TOKENS_PER_EVENT;
+                assert_eq!(
+                    records[1]["completion_token_ids"].as_array().expect("ids").len(),
+                    tokens,
+                    "{about}"
+                );
+                assert_eq!(records[1]["completion_logprobs"].as_array().expect("log-probs").len(), tokens);
+                // Of what repeats itself only the last event of each output is there.
+                let told = if incremental { count } else { OUTPUTS };
+                assert_eq!(records[1]["response"].as_array().expect("events").len(), told, "{about}");
+                all.push((most, records));
+            }
+            let (_, in_memory) = &all[0];
+            for (most, records) in &all[1..] {
+                assert!(records == in_memory, "{about}, with {most:?} bytes in memory");
+            }
+        }
+    }
+}

@@ -39,7 +39,7 @@ impl KvCache {
             head_dim: config.head_dim,
         };
         let floats = 2 * config.num_hidden_layers as u128 * heads.kv_heads as u128 * heads.head_dim as u128;
-        reserve(slots as u128 * max_tokens as u128 * floats, || {
+        reserve((slots as u128 * max_tokens as u128).saturating_mul(floats), || {
             let what = format!("the keys and values of {slots} sequences of {max_tokens} tokens");
             (what, "take fewer or shorter sequences".to_owned())
         })?;

@@ -118,7 +118,7 @@ mod tests {
             "heldout_greedy_after": null, "min_prob_correlation": null, "max_logprob_diff": null,
             "wall_seconds": 2.0, "run_folder": "/runs/a", "steps": 1, "seed": 0, "lego_version": "0",
             "sandbox": {
-                "backend": "embedded", "mode": "", "memory": "none", "processes": "none", "disk": "none",
+                "backend": "embedded", "mode": "", "memory": "none", "processes": "none", "disk": "polled", "tmp": "exact",
                 "is_isolated": true,
             },
             "invalid_trajectories": 1, "tokens": TokenAccount { sampled: 2, ..TokenAccount::default() },

@@ -66,7 +66,7 @@ async fn a_long_replys_record_is_the_same_with_its_copy_in_a_file() {
                 calls.sort_by_key(|call| call.choice_index);
                 let status = if is_cut { CallStatus::Truncated } else { CallStatus::Ok };
                 assert!(calls.iter().all(|call| call.status == status), "{about}: {:?}", calls[0].error);
-                let records: Vec<Value> = calls.iter().map(|call| said(call)).collect();
+                let records: Vec<Value> = calls.iter().map(said).collect();
                 let tokens = count / OUTPUTS * TOKENS_PER_EVENT;
                 assert_eq!(
                     records[1]["completion_token_ids"].as_array().expect("ids").len(),

@@ -30,7 +30,7 @@ pub struct Sandbox {
     pub max_processes: u64,
     /// Size of `/tmp` and other writable places outside the workspace, in MiB.
     pub tmp_mb: u64,
-    /// What a trial may add to its workspace, in MiB. The workspace is looked at several times a second; a trial over
+    /// What a trial may add to its workspace, in MiB. The workspace is looked at every quarter of a second, a very large one every two; a trial over
     /// the limit is killed, and graded as it stands.
     pub workspace_mb: u64,
     /// CPU time of a single process, in seconds.

@@ -38,7 +38,8 @@ impl KvCache {
             kv_heads: config.num_key_value_heads,
             head_dim: config.head_dim,
         };
-        let floats = 2 * config.num_hidden_layers as u128 * heads.kv_heads as u128 * heads.head_dim as u128;
+        // Each part is asked for by itself, as it is allocated: the system gives more in all than it has, until it is used.
+        let floats = heads.kv_heads as u128 * heads.head_dim as u128;
         reserve((slots as u128 * max_tokens as u128).saturating_mul(floats), || {
             let what = format!("the keys and values of {slots} sequences of {max_tokens} tokens");
             (what, "take fewer or shorter sequences".to_owned())

@@ -228,13 +228,20 @@ impl Parser {
     }
 }
 
-/// Reads blocks again that a parser gave, in their order.
+/// Reads blocks again that a parser gave, in their order; some may be left out.
 #[derive(Default)]
 pub struct Rereader(Parser);
 
 impl Rereader {
     /// The event of the next block.
     pub fn event(&mut self, block: &[u8]) -> Option<Event> {
+        // The line feed of the block before, where a read came between it and its carriage return, begins this one.
+        self.0 = Parser {
+            after_cr: true,
+            past_start: self.0.past_start,
+            last_id: std::mem::take(&mut self.0.last_id),
+            ..Parser::default()
+        };
         self.0.push(block);
         self.0.next_event().or_else(|| self.0.finish())
     }
@@ -350,5 +357,27 @@ mod tests {
         }
         parser.push(b"\"\n\n");
         assert_eq!(parser.next_event().expect("whole").data().len(), 128 * piece.len() + 2);
+    }
+
+    #[test]
+    fn blocks_are_read_again_although_some_are_left_out() {
+        let mut parser = Parser::new();
+        let mut blocks = Vec::new();
+        // The read ends between a carriage return and its line feed: that begins the next block.
+        for piece in ["data: 1\r\n\r", "\ndata: 2\r\n\r", "\ndata: 3\r\n\r\n"] {
+            parser.push(piece.as_bytes());
+            while let Some(event) = parser.next_event() {
+                blocks.push(event.raw);
+            }
+        }
+        assert_eq!(blocks[1].as_ref(), b"\ndata: 2\r\n\r");
+        for left_out in 0..blocks.len() {
+            let mut reader = Rereader::default();
+            let kept = blocks.iter().enumerate().filter(|(at, _)| *at != left_out);
+            for (at, block) in kept {
+                let event = reader.event(block).expect("an event");
+                assert_eq!(event.data().as_ref(), (at + 1).to_string().as_bytes(), "without {left_out}");
+            }
+        }
     }
 }

@@ -97,6 +97,10 @@ impl Received {
                 .as_object()
                 .is_none_or(|meta| meta.get("finish_reason").is_some_and(finishes));
         }
+        if let Self::Messages(..) = self {
+            let passes = ["message_start", "content_block_start", "content_block_delta", "ping"];
+            return event["type"].as_str().is_none_or(|kind| !passes.contains(&kind));
+        }
         let choices = event["choices"].as_array();
         choices.is_none_or(|choices| choices.iter().any(|choice| finishes(&choice["finish_reason"])))
     }

@@ -67,6 +67,8 @@ pub(super) struct Open {
     pub(super) version_at_start: VersionAtStart,
     pub(super) kept: Kept,
     unreadable: Option<String>,
+    /// Why a part of it could not be stored on its way.
+    not_kept: Option<String>,
     committed: BTreeSet<u16>,
     is_done: bool,
     has_succeeded: bool,
@@ -119,6 +121,7 @@ impl Recorder {
             version_at_start: VersionAtStart::default(),
             kept: Kept::default(),
             unreadable: None,
+            not_kept: None,
             committed: BTreeSet::new(),
             is_done: false,
             has_succeeded: false,
@@ -196,7 +199,8 @@ impl Open {
     pub(super) async fn relieve(&mut self) -> Result<(), SinkError> {
         // The next events take the place of all that there is: a file would be written for nothing.
         let may_spill = self.unreadable.is_some() || !self.reply.repeats_itself();
-        if self.kept.relieve(may_spill).await? {
+        let relieved = self.kept.relieve(may_spill).await;
+        if self.noted(relieved)? {
             self.reply.forget();
         }
         Ok(())
@@ -282,7 +286,20 @@ impl Open {
     }
 
     /// Keeps what is known so far, before the client may act on a part of it. Returns when it is durable.
-    pub(super) async fn draft(&self) -> Result<(), SinkError> {
+    pub(super) async fn draft(&mut self) -> Result<(), SinkError> {
+        let drafted = self.stored_draft().await;
+        self.noted(drafted)
+    }
+
+    /// A store that fails is broken machinery (law 9), also where the call's record is written after all.
+    fn noted<T>(&mut self, stored: Result<T, SinkError>) -> Result<T, SinkError> {
+        if let Err(error) = &stored {
+            self.not_kept.get_or_insert_with(|| error.to_string());
+        }
+        stored
+    }
+
+    async fn stored_draft(&self) -> Result<(), SinkError> {
         let why = "lego ended while this call ran; its client may have acted on this part of the reply";
         let turn = self.kept.turn().await;
         let records =
@@ -351,6 +368,9 @@ impl Open {
             _ => false,
         };
         let error = calls.iter().find_map(|call| call.error.as_deref()).unwrap_or_default();
+        if let Some(error) = &self.not_kept {
+            return Some(format!("capture: {error}"));
+        }
         (is_broken && !self.is_retried)
             .then(|| format!("call {}: {}: {error}", self.call_id, status.as_str()))
     }

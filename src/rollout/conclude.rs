@@ -52,9 +52,11 @@ fn is_policys_doing(call: &Call) -> bool {
 pub fn conclude(evidence: &ExitEvidence, session: &SessionFacts) -> Outcome {
     let invalid = |failure| Outcome::Invalid { failure };
     let valid = |termination| Outcome::Valid { termination };
-    // Whom lego killed when its time was up no OOM killer has ended, whatever became of its children before.
-    let was_killed = !evidence.timed_out && evidence.signal == Some(9);
-    let was_killed_inside = !evidence.timed_out && evidence.code == Some(137);
+    // Whom lego killed when its time was up or its workspace too large no OOM killer has ended, whatever became of its
+    // children before.
+    let was_killed_by_lego = evidence.timed_out || evidence.is_over_disk_limit;
+    let was_killed = !was_killed_by_lego && evidence.signal == Some(9);
+    let was_killed_inside = !was_killed_by_lego && evidence.code == Some(137);
     let has_own_oom = evidence.oom_kills.is_some_and(|kills| kills > 0);
     let was_oom_killed = has_own_oom && (was_killed || was_killed_inside);
     if evidence.killed_by_us {
@@ -141,6 +143,16 @@ mod tests {
                 }),
                 valid(Termination::AgentTimeout),
                 "a child's OOM, and then a timeout: lego killed it"
+            );
+            assert_eq!(
+                outcome(|e, _| {
+                    killed(e);
+                    e.is_over_disk_limit = true;
+                    e.oom_kills = Some(u64::from(!is_hosts));
+                    e.host_oom = is_hosts;
+                }),
+                valid(Termination::NonZeroExit),
+                "a child's OOM, and then a workspace too large: lego killed it"
             );
         }
     }

@@ -1,10 +1,12 @@
 //! Held-out evaluation: graded trials to solve rates.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::TokenAccount;
+use super::{RunError, TokenAccount};
 use crate::record::TaskId;
 
 /// One graded evaluation trial. `reward` is `None` for a trial that infrastructure failed.
@@ -117,6 +119,31 @@ fn rates(scores: &[&TaskScore]) -> Rates {
     }
 }
 
+/// Deletes the evaluations in `reports` of steps after `step`: a resumed run takes those steps again, and its policy
+/// there may be another.
+///
+/// # Errors
+/// A folder or file that cannot be read or deleted.
+pub fn forget_after(reports: &Path, step: u64) -> Result<(), RunError> {
+    let io = |path: &Path| {
+        let path = path.to_owned();
+        move |source| RunError::Io { path, source }
+    };
+    for entry in fs::read_dir(reports).map_err(io(reports))? {
+        let path = entry.map_err(io(reports))?.path();
+        let is_evaluation =
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("evaluation-"));
+        let of_step = || {
+            let text = fs::read(&path).ok()?;
+            Some(serde_json::from_slice::<Evaluation>(&text).ok()?.step)
+        };
+        if is_evaluation && of_step().is_some_and(|of_step| of_step > step) {
+            fs::remove_file(&path).map_err(io(&path))?;
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,5 +178,25 @@ mod tests {
         );
         assert_eq!(evaluation.invalid_trials, 1);
         assert_eq!(evaluation.by_family["compare"].solve_rate, Some(0.5));
+    }
+
+    #[test]
+    fn a_resumed_run_keeps_the_evaluations_up_to_its_step() {
+        let reports = tempfile::tempdir().expect("folder");
+        let write = |label: &str, step: u64| {
+            let evaluation = Evaluation::of(step, 1, &[]);
+            let text = serde_json::to_vec(&evaluation).expect("json");
+            fs::write(reports.path().join(format!("evaluation-{label}.json")), text).expect("written");
+        };
+        let steps = [("before", 0), ("step-10", 10), ("step-12", 12), ("after", 12)];
+        steps.iter().for_each(|(label, step)| write(label, *step));
+        fs::write(reports.path().join("report.json"), "{\"step\": 99}").expect("written");
+        forget_after(reports.path(), 10).expect("readable");
+        let mut left: Vec<_> = fs::read_dir(reports.path())
+            .expect("readable")
+            .map(|entry| entry.expect("readable").file_name().into_string().expect("text"))
+            .collect();
+        left.sort();
+        assert_eq!(left, ["evaluation-before.json", "evaluation-step-10.json", "report.json"]);
     }
 }

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::batch::{Batch, Idle};
 use super::carried::{Carried, is_reached};
-use super::evaluation::Evaluation;
+use super::evaluation::{self, Evaluation};
 use super::folder::{RunFolder, RunKind, write_json};
 use super::machinery::{Machinery, Places};
 use super::metrics::{StepTimes, evaluation_row, rows};
@@ -138,6 +138,9 @@ impl Run {
                 .map_err(|error| RunError::Broken { path: dir.clone(), cause: error.to_string() })?;
         }
         let resumed_at = options.resume.then_some(carried.step);
+        if let Some(step) = resumed_at {
+            evaluation::forget_after(&folder.reports(), step)?;
+        }
         let metrics = RunMetrics::open(folder.root(), resumed_at)
             .map_err(|error| RunError::failed("opening metrics.parquet")(error.into()))?;
         let mut events = EventLog::open(&folder.root().join("events.jsonl"))

@@ -121,8 +121,8 @@ impl Wave {
 /// Runs trials of `version`, telling of each as it ends.
 ///
 /// # Errors
-/// A wave in which machinery failed every trial stops the run with the first failure; so does what no
-/// trial can do without.
+/// A wave in which machinery failed every trial, or in which the policy answered none, stops the run with the first
+/// failure; so does what no trial can do without.
 pub async fn wave(
     machinery: &Machinery,
     specs: Vec<TrialSpec>,
@@ -140,9 +140,7 @@ pub async fn wave(
         let told = tell(result, version, events);
         telemetry_error = telemetry_error.take().or(told.err());
         ended += 1;
-        if let Outcome::Invalid { failure } = &result.outcome {
-            failures.push(describe(failure));
-        }
+        failures.extend(why_nothing(result));
         // Nothing works: the rest would only say so again.
         if ended == GIVE_UP_AFTER && failures.len() == ended {
             cancel.cancel();
@@ -165,13 +163,21 @@ pub async fn wave(
     if invalid > 0 {
         tracing::warn!("filtered {invalid} invalid trajectories due to sandbox termination");
     }
-    let first_failure = wave.results.iter().find_map(|result| match &result.outcome {
-        Outcome::Invalid { failure } => Some(failure),
-        Outcome::Valid { .. } => None,
-    });
-    match first_failure {
-        Some(failure) if invalid == wave.results.len() => Err(RunError::AllInvalid(describe(failure))),
+    match failures.first() {
+        Some(failure) if failures.len() == wave.results.len() => Err(RunError::AllInvalid(failure.clone())),
         _ => Ok(wave),
+    }
+}
+
+/// Why a trial says nothing of the policy, if so. One alone whose policy never answered is a slow policy's; a whole wave
+/// of them is an upstream that hangs.
+fn why_nothing(result: &TrialResult) -> Option<String> {
+    match &result.outcome {
+        Outcome::Invalid { failure } => Some(describe(failure)),
+        Outcome::Valid { .. } if result.turns == 0 && result.sampled_tokens == 0 => {
+            Some("the policy answered no call until the trial's time was up".to_owned())
+        }
+        Outcome::Valid { .. } => None,
     }
 }
 

@@ -73,6 +73,20 @@ const UNPINNED: [&str; 12] = [
     "vllm_xargs",
 ];
 
+/// Whether a member with this value changes the distribution. Clients that dump their defaults send values that do
+/// nothing.
+pub(super) fn is_shaping(name: &str, value: &Value) -> bool {
+    match (name, value) {
+        (_, Value::Null) => false,
+        ("ignore_eos" | "use_beam_search", Value::Bool(is_on)) => *is_on,
+        ("logit_bias" | "vllm_xargs", Value::Object(members)) => !members.is_empty(),
+        ("bad_words" | "logits_processors", Value::Array(list)) => !list.is_empty(),
+        ("min_tokens" | "min_new_tokens", Value::Number(number)) => number.as_u64() != Some(0),
+        ("best_of" | "length_penalty", Value::Number(number)) => number.as_f64() != Some(1.0),
+        _ => true,
+    }
+}
+
 /// What is known of an upstream, and how its replies are to be passed on: both decide what it is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Approach {
@@ -181,7 +195,7 @@ pub fn prepare(
         }
     };
     let sampling_sent = sampling_of(&sent);
-    let is_shaped = UNPINNED.iter().any(|name| sent(name).is_some_and(|value| !value.is_null()));
+    let is_shaped = UNPINNED.iter().any(|name| sent(name).is_some_and(|value| is_shaping(name, &value)));
     let logprob_semantics = match is_shaped {
         true => LogprobSemantics::Unknown,
         false => semantics(kind, &sampling_sent),

@@ -270,6 +270,14 @@ fn law_12_what_changes_the_distribution_beside_its_parameters_is_told() {
         let pinned = sent(&more, PINNED);
         assert_eq!((pinned.is_shaped, pinned.logprob_semantics), (false, LogprobSemantics::RawT1), "{name}");
     }
+    let defaults = r#","logit_bias":{},"bad_words":[],"min_tokens":0,"ignore_eos":false,"logits_processors":[],
+        "use_beam_search":false,"best_of":1,"length_penalty":1.0,"vllm_xargs":{}"#;
+    assert!(!sent(defaults, SamplingPlan::PassThrough).is_shaped, "values that do nothing");
+    for more in
+        [r#","min_tokens":1"#, r#","ignore_eos":true"#, r#","best_of":2"#, r#","allowed_token_ids":[]"#]
+    {
+        assert!(sent(more, SamplingPlan::PassThrough).is_shaped, "{more}");
+    }
 }
 
 #[test]

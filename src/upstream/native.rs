@@ -35,7 +35,8 @@ impl Native {
     pub fn from_reply(status: u16, body: &[u8]) -> Option<Self> {
         let missing = Self { is_there: false, prompt_ids: false, routing: false };
         match status {
-            404 | 405 | 501 => return Some(missing),
+            // A gateway in front of it that lets only `/v1` through may call it forbidden.
+            401 | 403 | 404 | 405 | 501 => return Some(missing),
             200..300 => {}
             _ => return None,
         }

@@ -13,7 +13,7 @@
 
 use serde_json::Value;
 
-use super::dialect::{Prepared, SamplingPlan, Wanted, sampling_of, semantics};
+use super::dialect::{Prepared, SamplingPlan, Wanted, is_shaping, sampling_of, semantics};
 use crate::protocol::chat::{Cut, Unasked};
 use crate::protocol::completions::{self, Prompt};
 use crate::protocol::generate;
@@ -162,7 +162,7 @@ pub fn of_completions(asking: Asking, request: &completions::Request, ids: Optio
     let sampling: Value = serde_json::from_slice(&sampling).unwrap_or_default();
     let sent = sampling_of(&|name| native_value(name, &|native| sampling.get(native).cloned()));
     let is_shaped = pinned.is_empty()
-        && (UNPINNED.iter().any(|name| sampling.get(*name).is_some_and(|value| !value.is_null()))
+        && (UNPINNED.iter().any(|name| sampling.get(*name).is_some_and(|value| is_shaping(name, value)))
             || UNPINNED_BESIDE.iter().any(|name| own(name).is_some()));
     Prepared {
         body: out.finish().into(),

@@ -1,7 +1,7 @@
 //! The limit on what a sandbox may add to its writable mounts, which lie on the host's own file system: no quota holds
 //! them, so their size is looked at from time to time, and everything inside is killed when it is too large.
 //!
-//! A look is rare where it is slow (see [`SHARE`]); between two looks, `RLIMIT_FSIZE` holds every single file.
+//! A look is rarer where it is slow (see [`SHARE`]), up to [`LONGEST`]; between two looks, `RLIMIT_FSIZE` holds every single file.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -21,8 +21,10 @@ use crate::sandbox::Limits;
 
 /// Time between two looks, at least.
 const PERIOD: Duration = Duration::from_millis(250);
-/// Looks take at most one in so many parts of a processor.
+/// Looks take about one in so many parts of a processor.
 const SHARE: u32 = 200;
+/// Time between two looks, at most: in ten times as long a fast disk fills.
+const LONGEST: Duration = Duration::from_secs(2);
 /// What every file and folder counts at least: an empty one takes room too.
 const ENTRY_BYTES: u64 = 4096;
 /// Bytes of a block in `st_blocks`.
@@ -179,8 +181,14 @@ impl Watch {
         }
     }
 
-    /// One look: at the program's end, so that what it wrote last is seen too.
-    pub async fn look(&mut self) -> bool {
+    /// One look that begins now: at the program's end, so that what it wrote last is seen too.
+    pub async fn last_look(&mut self) -> bool {
+        // One that is under way may have passed by before that.
+        let was_over = self.look.is_some() && self.look().await;
+        was_over || self.look().await
+    }
+
+    async fn look(&mut self) -> bool {
         let Some((quota, proc)) = &self.of else {
             return std::future::pending().await;
         };
@@ -194,7 +202,7 @@ impl Watch {
         // It fails only where the runtime ends.
         let (is_over, cost) = look.await.unwrap_or((false, PERIOD));
         self.look = None;
-        self.next = tokio::time::Instant::now() + PERIOD.max(cost * SHARE);
+        self.next = tokio::time::Instant::now() + (cost * SHARE).clamp(PERIOD, LONGEST);
         is_over
     }
 

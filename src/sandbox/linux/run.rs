@@ -144,7 +144,7 @@ impl<'a> Run<'a> {
             }
         }
         if !is_over_disk && disk.is_on() {
-            is_over_disk = disk.look().await;
+            is_over_disk = disk.last_look().await;
         }
         self.is_finished = true;
         let wall = self.started.elapsed();

@@ -2,7 +2,8 @@
 # Makes seeds of the fixtures: fuzz/seed.sh FOLDER writes FOLDER/<target>/.
 set -euo pipefail
 fixtures=$(cd "$(dirname "$0")/../tests/fixtures" && pwd)
-out=$1
+mkdir -p "$1"
+out=$(cd "$1" && pwd)
 
 seed() { # target file...
     local target=$1

@@ -150,19 +150,10 @@ impl<'a> Cursor<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{LayerAxis, RoutingDtype};
+    use crate::record::{LayerAxis, RoutingDtype, example};
 
     fn call() -> Call {
-        let json = serde_json::json!({
-            "schema_version": 1, "call_id": uuid::Uuid::now_v7(), "choice_index": 0, "session_id": "s",
-            "attempt": 1, "kind": "policy", "http_status": 200, "client_api": "openai_chat",
-            "client_stream": false, "upstream_kind": "vllm", "upstream_api": "openai_chat",
-            "model_requested": "m", "received_at": 0, "duration_us": 1, "prompt_ids_source": "absent",
-            "completion_ids_source": "absent", "logprob_semantics": "unknown", "sampling_requested": {},
-            "sampling_sent": {}, "weight_source": "unknown", "status": "ok", "trainable": false,
-            "not_trainable_reasons": []
-        });
-        serde_json::from_value(json).expect("a call")
+        example::call(serde_json::json!({"upstream_kind": "vllm"}))
     }
 
     fn routed() -> Call {

@@ -8,6 +8,8 @@
 
 mod call;
 mod disposition;
+#[cfg(test)]
+pub(crate) mod example;
 mod ids;
 mod outcome;
 mod routing;

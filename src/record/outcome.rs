@@ -11,8 +11,6 @@ pub struct ExitEvidence {
     pub signal: Option<i32>,
     /// lego ended it because its time was up.
     pub timed_out: bool,
-    /// lego ended it for another reason (shutdown).
-    pub killed_by_us: bool,
     /// Out-of-memory kills under the sandbox's own limit while it ran. `None`: nobody counts them here.
     pub oom_kills: Option<u64>,
     /// It had added more to its writable mounts than it may; lego ended it, or it came to its end just then.
@@ -20,8 +18,6 @@ pub struct ExitEvidence {
     pub is_over_disk_limit: bool,
     /// The host's own out-of-memory count grew while it ran.
     pub host_oom: bool,
-    /// The sandbox itself broke (its init died, its control channel closed).
-    pub sandbox_lost: bool,
     /// Peak memory of the sandbox, bytes, where known.
     pub memory_peak_bytes: Option<u64>,
     /// CPU time, µs.

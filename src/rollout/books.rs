@@ -107,28 +107,21 @@ mod tests {
 
     use super::*;
     use crate::loss::AdvantageEstimator;
-    use crate::record::{EpisodeId, GroupId, InfraFailure, Usage};
+    use crate::record::{EpisodeId, GroupId, InfraFailure, Usage, example};
     use crate::rollout::TrialSpec;
     use crate::sandbox::Limits;
-    use crate::task::{Split, Task};
+    use crate::task::Task;
 
     /// An answered policy call that can be trained.
     fn call(prompt: &[u32], completion: &[u32]) -> Call {
         let usage = json!({"prompt_tokens": prompt.len(), "completion_tokens": completion.len()});
-        let call = json!({
-            "schema_version": 1, "call_id": uuid::Uuid::now_v7(), "choice_index": 0, "session_id": "s",
-            "attempt": 1, "kind": "policy", "http_status": 200, "client_api": "openai_chat",
-            "client_stream": false, "upstream_kind": "embedded", "upstream_api": "openai_chat",
-            "model_requested": "m", "received_at": 0, "duration_us": 1, "prompt_ids_source": "engine",
-            "prompt_token_ids": prompt, "completion_token_ids": completion,
-            "completion_logprobs": vec![-0.5; completion.len()],
-            "completion_ids_source": "engine", "logprob_semantics": "raw_t1", "sampling_requested": {},
-            "sampling_sent": {"temperature": 1.0},
+        example::call(json!({
+            "prompt_ids_source": "engine", "prompt_token_ids": prompt, "completion_token_ids": completion,
+            "completion_logprobs": vec![-0.5; completion.len()], "completion_ids_source": "engine",
+            "logprob_semantics": "raw_t1", "sampling_sent": {"temperature": 1.0},
             "weight_spans": [{"version": "0", "start": 0, "end": completion.len()}],
-            "weight_source": "reply_spans", "finish_reason": "stop", "usage": usage, "status": "ok",
-            "trainable": true, "not_trainable_reasons": []
-        });
-        serde_json::from_value(call).expect("a call")
+            "weight_source": "reply_spans", "finish_reason": "stop", "usage": usage, "trainable": true,
+        }))
     }
 
     fn options(is_agent_oom_graded: bool) -> TrialOptions {
@@ -144,22 +137,9 @@ mod tests {
     }
 
     fn spec(episode: u64, purpose: Purpose) -> TrialSpec {
-        let task = Task {
-            instance_id: "t-1".parse().expect("id"),
-            repo: "r".into(),
-            base_commit: "0".repeat(40),
-            problem_statement: "p".into(),
-            patch: "p".into(),
-            test_patch: "t".into(),
-            fail_to_pass: vec!["a".into()],
-            pass_to_pass: Vec::new(),
-            split: Split::Train,
-            bundle: "b".into(),
-            extra: serde_json::Map::new(),
-        };
         TrialSpec {
             trial_id: format!("t{episode}").parse().expect("id"),
-            task: Arc::new(task),
+            task: Arc::new(Task::example()),
             episode: EpisodeId(episode),
             group: GroupId(0),
             purpose,

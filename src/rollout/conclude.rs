@@ -59,12 +59,6 @@ pub fn conclude(evidence: &ExitEvidence, session: &SessionFacts) -> Outcome {
     let was_killed_inside = !was_killed_by_lego && evidence.code == Some(137);
     let has_own_oom = evidence.oom_kills.is_some_and(|kills| kills > 0);
     let was_oom_killed = has_own_oom && (was_killed || was_killed_inside);
-    if evidence.killed_by_us {
-        return invalid(InfraFailure::Shutdown);
-    }
-    if evidence.sandbox_lost {
-        return invalid(InfraFailure::SandboxLost("its init died or its control channel closed".to_owned()));
-    }
     if evidence.host_oom && was_killed && !was_oom_killed {
         return invalid(InfraFailure::HostOom);
     }
@@ -93,6 +87,7 @@ pub fn conclude(evidence: &ExitEvidence, session: &SessionFacts) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::example;
 
     fn outcome(change: impl Fn(&mut ExitEvidence, &mut SessionFacts)) -> Outcome {
         let mut evidence = ExitEvidence { code: Some(0), ..ExitEvidence::default() };
@@ -160,8 +155,6 @@ mod tests {
     #[test]
     fn proven_infrastructure_failures_leave_the_batch() {
         let is_invalid = |outcome| matches!(outcome, Outcome::Invalid { .. });
-        assert!(is_invalid(outcome(|e, _| e.sandbox_lost = true)));
-        assert!(is_invalid(outcome(|e, _| e.killed_by_us = true)));
         assert!(is_invalid(outcome(|_, s| s.upstream_failures.push("502".to_owned()))));
         assert!(is_invalid(outcome(|e, _| {
             killed(e);
@@ -175,18 +168,9 @@ mod tests {
 
     /// A call of a session that ended like this.
     fn call(change: &serde_json::Value) -> Call {
-        let mut call = serde_json::json!({
-            "schema_version": 1, "call_id": uuid::Uuid::now_v7(), "choice_index": 0, "session_id": "s",
-            "attempt": 1, "kind": "policy", "http_status": 503, "client_api": "openai_chat",
-            "client_stream": false, "upstream_kind": "embedded", "upstream_api": "openai_chat",
-            "model_requested": "m", "received_at": 0, "duration_us": 1, "prompt_ids_source": "absent",
-            "completion_ids_source": "absent", "logprob_semantics": "unknown", "sampling_requested": {},
-            "sampling_sent": {}, "weight_source": "unknown", "status": "aborted", "trainable": false,
-            "not_trainable_reasons": []
-        });
-        let change = change.as_object().expect("members").clone();
-        call.as_object_mut().expect("members").extend(change);
-        serde_json::from_value(call).expect("a call")
+        let mut facts = serde_json::json!({"http_status": 503, "status": "aborted"});
+        facts.as_object_mut().expect("members").extend(change.as_object().expect("members").clone());
+        example::call(facts)
     }
 
     #[test]

@@ -167,27 +167,14 @@ mod tests {
     use crate::rollout::{Purpose, TrialResult, TrialSpec};
     use crate::run::batch::sample_of_one_token;
     use crate::run::evaluation::{EvaluationTrial, Rates};
-    use crate::task::{Split, Task};
+    use crate::task::Task;
     use crate::telemetry::COLUMNS;
 
     fn result(left_out: Vec<(Disposition, u64)>) -> TrialResult {
-        let task = Task {
-            instance_id: "t-1".parse().expect("id"),
-            repo: String::new(),
-            base_commit: String::new(),
-            problem_statement: String::new(),
-            patch: String::new(),
-            test_patch: String::new(),
-            fail_to_pass: vec![],
-            pass_to_pass: vec![],
-            split: Split::Train,
-            bundle: "bundle".into(),
-            extra: serde_json::Map::default(),
-        };
         TrialResult {
             spec: TrialSpec {
                 trial_id: "v0-g0-0".parse().expect("id"),
-                task: Arc::new(task),
+                task: Arc::new(Task::example()),
                 episode: EpisodeId(0),
                 group: GroupId(0),
                 purpose: Purpose::Training,

@@ -297,26 +297,11 @@ mod tests {
     use super::*;
     use crate::record::Termination;
 
-    fn task() -> Arc<Task> {
-        Arc::new(Task {
-            instance_id: "t-1".parse().expect("id"),
-            repo: "r".into(),
-            base_commit: "0".repeat(40),
-            problem_statement: "p".into(),
-            patch: "p".into(),
-            test_patch: "t".into(),
-            fail_to_pass: vec!["a".into()],
-            pass_to_pass: Vec::new(),
-            split: Split::Heldout,
-            bundle: "b".into(),
-            extra: serde_json::Map::new(),
-        })
-    }
-
     /// Rewards 1, 0, … in the order of the trials.
     fn rates(samples: usize, has_greedy: bool) -> super::super::evaluation::Rates {
         let training = Training { temperature: 0.0, ..Training::default() };
-        let specs = evaluation_specs(&training, &[task()], samples, has_greedy, "x", 0).expect("specs");
+        let task = Arc::new(Task { split: Split::Heldout, ..Task::example() });
+        let specs = evaluation_specs(&training, &[task], samples, has_greedy, "x", 0).expect("specs");
         let results = specs
             .into_iter()
             .zip([1.0, 0.0].into_iter().cycle())

@@ -58,6 +58,24 @@ impl Task {
     pub fn bug_family(&self) -> Option<&str> {
         self.extra.get("bug_family").and_then(Value::as_str)
     }
+
+    /// A training task for unit tests of any room: test `a` has to pass.
+    #[cfg(test)]
+    pub(crate) fn example() -> Self {
+        Self {
+            instance_id: "t-1".parse().expect("id"),
+            repo: "r".into(),
+            base_commit: "0".repeat(40),
+            problem_statement: "p".into(),
+            patch: "p".into(),
+            test_patch: "t".into(),
+            fail_to_pass: vec!["a".into()],
+            pass_to_pass: Vec::new(),
+            split: Split::Train,
+            bundle: "b".into(),
+            extra: Map::new(),
+        }
+    }
 }
 
 /// A dataset file that cannot be used. The message names file, line and field.

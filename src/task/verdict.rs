@@ -154,19 +154,7 @@ mod tests {
     use super::*;
 
     fn task() -> Task {
-        Task {
-            instance_id: "t-1".parse().expect("id"),
-            repo: "r".into(),
-            base_commit: "0".repeat(40),
-            problem_statement: "p".into(),
-            patch: "p".into(),
-            test_patch: "t".into(),
-            fail_to_pass: vec!["a".into(), "b".into()],
-            pass_to_pass: vec!["c".into()],
-            split: super::super::Split::Train,
-            bundle: "b".into(),
-            extra: serde_json::Map::new(),
-        }
+        Task { fail_to_pass: vec!["a".into(), "b".into()], pass_to_pass: vec!["c".into()], ..Task::example() }
     }
 
     fn graded(stdout: &str, code: i32) -> Verdict {

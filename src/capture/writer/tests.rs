@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use super::super::journal::Disk;
 use super::super::reader::{Query, Reader};
 use super::*;
+use crate::record::example;
 
 /// A disk with a given room, whose sync can be made to fail.
 #[derive(Default)]
@@ -59,16 +60,7 @@ fn open(dir: &Path, faults: &Arc<Faults>) -> Writer {
 }
 
 fn call(number: u16) -> Call {
-    let json = serde_json::json!({
-        "schema_version": 1, "call_id": uuid::Uuid::now_v7(), "choice_index": 0, "session_id": "s",
-        "attempt": number, "kind": "policy", "http_status": 200, "client_api": "openai_chat",
-        "client_stream": false, "upstream_kind": "embedded", "upstream_api": "openai_chat",
-        "model_requested": "m", "received_at": 0, "duration_us": 1, "prompt_ids_source": "absent",
-        "completion_ids_source": "absent", "logprob_semantics": "unknown", "sampling_requested": {},
-        "sampling_sent": {}, "weight_source": "unknown", "status": "ok", "trainable": false,
-        "not_trainable_reasons": []
-    });
-    serde_json::from_value(json).expect("a call")
+    example::call(serde_json::json!({"attempt": number}))
 }
 
 fn stored(dir: &Path) -> Vec<u16> {

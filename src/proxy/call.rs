@@ -105,7 +105,7 @@ async fn serve(
     let tolerates_rewrites = inner.options.history_rewrite_tolerance || !route.is_policy();
     let index = session.admit(&incoming.request, &inner.options.volatile, tolerates_rewrites)?;
     let plan = route.plan(&session, index);
-    let (places, refused) = match admitted(inner, &route).await {
+    let (places, refused) = match admitted(inner, &session, &route).await {
         Ok(places) => (places, None),
         Err(refused) => (Places::default(), Some(refused)),
     };
@@ -139,8 +139,22 @@ async fn serve(
     }
 }
 
-/// A place for a call: of its route, then of the proxy.
-async fn admitted(inner: &Inner, route: &Route) -> Result<Places, Refused> {
+/// A place for a call, for which it waits no longer than its session lasts.
+async fn admitted(inner: &Inner, session: &Session, route: &Route) -> Result<Places, Refused> {
+    let closed = session.closed();
+    tokio::select! {
+        biased;
+        () = closed.cancelled() => Err(Refused {
+            message: format!("session {} ended before the call found a place", session.spec.session_id),
+            code: "session_closed",
+            after: Duration::from_secs(1),
+        }),
+        places = place(inner, route) => places,
+    }
+}
+
+/// A place of the call's route, then of the proxy.
+async fn place(inner: &Inner, route: &Route) -> Result<Places, Refused> {
     let of_route = route.limits.place().await?;
     let waiting = Arc::clone(&inner.slots).acquire_owned();
     match tokio::time::timeout(inner.options.admission_wait, waiting).await {

@@ -13,6 +13,7 @@ use lego::upstream::routing::RoutingHint;
 use serde_json::{Value, json};
 
 use crate::mock::{Mock, Script};
+use crate::rejoin::left;
 use crate::setup::{PATIENCE, Setup, post, spec, text, timeouts};
 
 mod faults;
@@ -385,12 +386,7 @@ async fn a13_a_client_that_comes_back_has_the_stream_from_its_first_token_on() {
         let mut response = rig.complete(&body).await;
         until(&mut response, "é🎉").await;
         drop(response);
-        let waiting = async {
-            while rig.setup.proxy.calls_without_client() != 1 {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, waiting).await.expect("in time");
+        left(&rig.setup, 1).await;
         let mut response = rig.complete(&body).await;
         let begun = until(&mut response, "é🎉").await;
         rig.server.go_on();

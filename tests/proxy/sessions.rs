@@ -139,6 +139,37 @@ async fn the_turn_limit_tells_the_harness_to_end() {
 }
 
 #[tokio::test]
+async fn a_session_that_ends_does_not_wait_for_calls_without_a_place() {
+    let mut options = ProxyOptions::trainer("policy");
+    options.max_in_flight = 1;
+    options.admission_wait = 10 * PATIENCE;
+    let setup =
+        Setup::with(options, UpstreamKind::Vllm, Script { is_silent: true, ..Script::default() }).await;
+    let [first, second] = ["s1", "s2"].map(|name| {
+        let limited = SessionSpec { max_calls: Some(1), ..spec(name) };
+        setup.proxy.open_session(limited).expect("open")
+    });
+    let path = |name: &str| format!("http://{}/sessions/{name}/v1/chat/completions", setup.address);
+    let url = path("s1");
+    let running = tokio::spawn(async move { post(&url, &request(false)).await.status() });
+    setup.mock.started(1).await;
+    // The second of them is over the limit once the first waits.
+    let [one, other] = [path("s2"), path("s2")]
+        .map(|url| Box::pin(async move { code(post(&url, &request(false)).await).await }));
+    let (refused, waiting) = match futures_util::future::select(one, other).await {
+        futures_util::future::Either::Left(pair) => pair,
+        futures_util::future::Either::Right(pair) => pair,
+    };
+    assert_eq!(refused, "400 max_turns_reached");
+    let result = tokio::time::timeout(PATIENCE, second.close()).await.expect("in time");
+    assert_eq!(waiting.await, "429 session_closed");
+    assert_eq!((result.calls[0].status, result.calls[0].http_status), (CallStatus::Aborted, 429));
+    assert_eq!(SessionFacts::of(&result, false).policy_calls, 0, "it never came to the policy");
+    drop(first.close().await);
+    assert!(running.await.expect("the first call ends").is_server_error());
+}
+
+#[tokio::test]
 async fn c13_a_rewritten_history_is_refused_where_it_is_not_tolerated() {
     let mut options = ProxyOptions::stand_alone();
     options.history_rewrite_tolerance = false;

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::server::{Routing, Server, Style, TEXTS, ids_of, logprob_of, sampled_ids};
 use super::{Rig, event, until};
 use crate::mock::{Mock, Script};
+use crate::rejoin::left;
 use crate::setup::{PATIENCE, Setup, post, spec, text, timeouts};
 
 /// Requests, and the outputs of each.
@@ -139,12 +140,7 @@ async fn a13_a_client_that_comes_back_reads_the_same_from_the_last_event_that_te
     let mut response = post(&rig.url("/generate"), &body).await;
     until(&mut response, "é🎉").await;
     drop(response);
-    let waiting = async {
-        while rig.setup.proxy.calls_without_client() != 1 {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, waiting).await.expect("in time");
+    left(&rig.setup, 1).await;
     let mut response = post(&rig.url("/generate"), &body).await;
     let begun = until(&mut response, "é🎉").await;
     rig.server.go_on();

@@ -231,11 +231,17 @@ fn overrides_are_applied_and_their_origin_is_known() {
 #[test]
 fn the_resolved_file_gives_the_same_values_back() {
     let folder = tempfile::tempdir().expect("temporary folder");
-    let config = Config::load(&ConfigPaths::in_folder(root()), Environment::default()).expect("valid");
+    let mut config = Config::load(&ConfigPaths::in_folder(root()), Environment::default()).expect("valid");
     let path = folder.path().join("config.resolved.toml");
     std::fs::write(&path, config.to_resolved_toml()).expect("written");
     let again = Config::load_resolved(&path, Environment::default()).expect("valid");
     assert_eq!(again.to_resolved_toml(), config.to_resolved_toml());
+    // It is read from any folder.
+    for path in [Some(&mut config.proxy.model_path), config.policy.model_path.as_mut()].into_iter().flatten()
+    {
+        assert!(path.is_relative(), "{path:?}");
+        *path = std::path::absolute(&*path).expect("a folder to be in");
+    }
     assert_eq!((&again.proxy, &again.harness), (&config.proxy, &config.harness));
     assert_eq!((&again.sandbox, &again.training), (&config.sandbox, &config.training));
     assert_eq!(again.policy, config.policy);
@@ -290,7 +296,9 @@ fn a_route_has_the_proxys_values_where_it_gives_none_but_never_another_servers_k
     let path = folder.path().join("config.resolved.toml");
     std::fs::write(&path, config.to_resolved_toml()).expect("written");
     let again = Config::load_resolved(&path, environment(&variables)).expect("valid");
-    assert_eq!(again.proxy, config.proxy);
+    let mut proxy = config.proxy;
+    proxy.model_path = std::path::absolute(&proxy.model_path).expect("a folder to be in");
+    assert_eq!(again.proxy, proxy);
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //! An error is printed once, by `main`, with its causes.
 
 use std::future::Future;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
@@ -167,14 +168,20 @@ async fn signal() {
     let _ = tokio::signal::ctrl_c().await;
 }
 
+/// How long a command that has ended waits for threads that it left behind.
+const LAST_THREADS: Duration = Duration::from_secs(1);
+
 /// Runs a command's future on a new multi-threaded runtime.
 ///
 /// # Errors
 /// The future's error, or why no runtime could be made.
 pub fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    tokio::runtime::Builder::new_multi_thread()
+    let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .context("cannot start the async runtime")?
-        .block_on(work)
+        .context("cannot start the async runtime")?;
+    let result = runtime.block_on(work);
+    // Threads that still unpack a repository or walk a workspace for trials that are over change nothing.
+    runtime.shutdown_timeout(LAST_THREADS);
+    result
 }

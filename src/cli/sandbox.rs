@@ -130,7 +130,7 @@ async fn run_in_sandbox(run: Run) -> anyhow::Result<i32> {
         eprintln!("killed: out of memory under the sandbox's own limit");
     }
     if evidence.is_over_disk_limit {
-        let ended = if evidence.code.is_none() { "killed" } else { "over its limit" };
+        let ended = if evidence.is_killed_for_disk { "killed" } else { "over its limit" };
         eprintln!("{ended}: more was written to the writable mounts than --disk allows");
     }
     Ok(evidence.code.unwrap_or_else(|| 128 + evidence.signal.unwrap_or(0)))

@@ -328,6 +328,7 @@ impl Config {
         }
         for (path, value, origin) in self.entries() {
             if !value.is_null() && !matches!(origin, Origin::Inherited(_)) {
+                let value = resolved(&path, value);
                 insert(&mut tree, &path, value);
             }
         }
@@ -346,11 +347,25 @@ impl Config {
     /// A run that is resumed keeps its config: such a flag would have no effect.
     #[must_use]
     pub fn flag_against(&self, other: &Self) -> Option<String> {
-        ["training.max_steps", "training.seed", "training.eval_interval"].into_iter().find_map(|key| {
-            let Origin::Flag(flag) = self.origin(key) else { return None };
+        self.differences(other).find_map(|(key, origin)| {
+            let Origin::Flag(flag) = origin else { return None };
             let (asked, own) = (self.shown(key), other.shown(key));
-            (asked != own).then(|| format!("{flag} {asked} was given, and the run has {key} = {own}"))
+            Some(format!("{flag} {asked} was given, and the run has {key} = {own}"))
         })
+    }
+
+    /// The keys that the files set to other values than `other` has.
+    #[must_use]
+    pub fn files_against(&self, other: &Self) -> Vec<String> {
+        let of_files =
+            |(key, origin): (&str, &Origin)| matches!(origin, Origin::File(_)).then(|| key.to_owned());
+        self.differences(other).filter_map(of_files).collect()
+    }
+
+    /// Keys that were set, and not to what `other` has.
+    fn differences<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (&'a str, &'a Origin)> {
+        let origins = self.layers.origins.iter().map(|(key, origin)| (key.as_str(), origin));
+        origins.filter(|(key, _)| resolved(key, self.shown(key)) != resolved(key, other.shown(key)))
     }
 
     /// Variables `LEGO_…` that are set although neither lego nor these files read them, each with the name that was
@@ -429,4 +444,15 @@ fn named(tree: &Value, path: String) -> Vec<String> {
     };
     let names = at(tree, table).and_then(Value::as_object).into_iter().flat_map(Map::keys);
     names.map(|name| format!("{table}.{name}.{key}")).collect()
+}
+
+/// A value as it is found from any folder: files that are read while a run goes on.
+fn resolved(key: &str, value: Value) -> Value {
+    let name = key.rsplit('.').next();
+    let is_read = matches!(name, Some("dataset" | "model_path" | "local_tokenizer" | "upstream_ca_file"));
+    // What a variable holds is not written out.
+    match value.as_str().filter(|text| is_read && !text.contains("${")).map(std::path::absolute) {
+        Some(Ok(path)) => path.to_string_lossy().into_owned().into(),
+        _ => value,
+    }
 }

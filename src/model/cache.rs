@@ -38,9 +38,11 @@ impl KvCache {
             kv_heads: config.num_key_value_heads,
             head_dim: config.head_dim,
         };
-        // Each part is asked for by itself, as it is allocated: the system gives more in all than it has, until it is used.
-        let floats = heads.kv_heads as u128 * heads.head_dim as u128;
-        reserve((slots as u128 * max_tokens as u128).saturating_mul(floats), || {
+        // At most: the last panel may be a part of one.
+        let rows = (slots as u128).saturating_mul(max_tokens as u128 + cache_capacity(1) as u128);
+        let floats = rows.saturating_mul(heads.kv_heads as u128 * heads.head_dim as u128);
+        // All parts at once, as they are allocated: where the system gives no more than it has, it says so here.
+        reserve(2 * config.num_hidden_layers, floats, || {
             let what = format!("the keys and values of {slots} sequences of {max_tokens} tokens");
             (what, "take fewer or shorter sequences".to_owned())
         })?;
@@ -126,15 +128,23 @@ impl KvCache {
     }
 }
 
-/// Refuses what the system does not give, before an allocation that cannot fail would end the process. `what` gives
-/// its name and the remedy.
-pub(super) fn reserve(floats: u128, what: impl FnOnce() -> (String, String)) -> Result<(), ModelError> {
-    let is_given = usize::try_from(floats).is_ok_and(|len| Vec::<f32>::new().try_reserve_exact(len).is_ok());
-    if is_given {
+/// Refuses `parts` of so many floats each that the system does not give together, before an allocation that cannot
+/// fail would end the process. `what` gives its name and the remedy.
+pub(super) fn reserve(
+    parts: usize,
+    floats: u128,
+    what: impl FnOnce() -> (String, String),
+) -> Result<(), ModelError> {
+    let part = || {
+        let mut part = Vec::<f32>::new();
+        part.try_reserve_exact(usize::try_from(floats).ok()?).ok()?;
+        Some(part)
+    };
+    if (0..parts).map(|_| part()).collect::<Option<Vec<_>>>().is_some() {
         return Ok(());
     }
     let (what, remedy) = what();
-    Err(ModelError::Memory { what, bytes: floats.saturating_mul(4), remedy })
+    Err(ModelError::Memory { what, bytes: floats.saturating_mul(4 * parts as u128), remedy })
 }
 
 /// The memory of `from` to read and of `to` to write; they differ.

@@ -32,7 +32,7 @@ pub(super) fn read(dir: &Path, config: &Config) -> Result<Parameters, ModelError
         check_shape(&path, tensor, &view)?;
         views.push(view);
     }
-    reserve(layout.len as u128, || {
+    reserve(1, layout.len as u128, || {
         (format!("the weights of {}", path.display()), "take a smaller model".to_owned())
     })?;
     let mut flat = vec![0.0f32; layout.len];

@@ -16,6 +16,9 @@ pub struct ExitEvidence {
     /// It had added more to its writable mounts than it may; lego ended it, or it came to its end just then.
     #[serde(default)]
     pub is_over_disk_limit: bool,
+    /// lego ended it for that: it had added too much while it ran.
+    #[serde(default)]
+    pub is_killed_for_disk: bool,
     /// The host's own out-of-memory count grew while it ran.
     pub host_oom: bool,
     /// Peak memory of the sandbox, bytes, where known.

@@ -29,12 +29,14 @@ impl Attempt {
 }
 
 /// `None` for a trial that has no reward: its episode leaves its group. A masked one keeps its place there.
-pub(super) fn reward(options: &TrialOptions, attempt: &Attempt) -> Option<f64> {
+///
+/// The floor for trials that the policy made invalid shapes training; an evaluation tells what the tests say.
+pub(super) fn reward(options: &TrialOptions, purpose: Purpose, attempt: &Attempt) -> Option<f64> {
     let Outcome::Valid { termination } = &attempt.outcome else { return None };
     let is_invalid =
         matches!(termination, Termination::AgentOom | Termination::AgentTimeout | Termination::NonZeroExit);
     match options.invalid_reward {
-        Some(floor) if is_invalid => Some(floor),
+        Some(floor) if is_invalid && purpose == Purpose::Training => Some(floor),
         _ => attempt.verdict.as_ref().map(|verdict| verdict.reward),
     }
 }
@@ -47,7 +49,7 @@ pub(super) fn book(
     result: &mut TrialResult,
 ) -> Result<(), RolloutError> {
     result.outcome = attempt.outcome.clone();
-    result.reward = is_last.then(|| reward(options, attempt)).flatten();
+    result.reward = is_last.then(|| reward(options, result.spec.purpose, attempt)).flatten();
     let calls = &attempt.session.calls;
     let turns = turns(calls.iter().map(AsRef::as_ref));
     result.turns = turns.len();
@@ -210,6 +212,17 @@ mod tests {
         let evaluated = booked(&options(false), spec(0, Purpose::Evaluation), &oom());
         assert_eq!(evaluated.reward, Some(0.0), "an evaluation counts it as unsolved");
         assert_eq!(evaluated.left_out, [(Disposition::Dropped("evaluation".to_owned()), 2)]);
+    }
+
+    #[test]
+    fn the_floor_of_invalid_trajectories_is_trainings_own() {
+        let options = TrialOptions { invalid_reward: Some(-1.0), ..options(true) };
+        let crashed = Outcome::Valid { termination: Termination::NonZeroExit };
+        let reward = |purpose| {
+            let solved = attempt(crashed.clone(), 1.0, vec![call(&[1], &[2])]);
+            booked(&options, spec(0, purpose), &[solved]).reward
+        };
+        assert_eq!((reward(Purpose::Training), reward(Purpose::Evaluation)), (Some(-1.0), Some(1.0)));
     }
 
     #[test]

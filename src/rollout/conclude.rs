@@ -54,7 +54,7 @@ pub fn conclude(evidence: &ExitEvidence, session: &SessionFacts) -> Outcome {
     let valid = |termination| Outcome::Valid { termination };
     // Whom lego killed when its time was up or its workspace too large no OOM killer has ended, whatever became of its
     // children before.
-    let was_killed_by_lego = evidence.timed_out || evidence.is_over_disk_limit;
+    let was_killed_by_lego = evidence.timed_out || evidence.is_killed_for_disk;
     let was_killed = !was_killed_by_lego && evidence.signal == Some(9);
     let was_killed_inside = !was_killed_by_lego && evidence.code == Some(137);
     let has_own_oom = evidence.oom_kills.is_some_and(|kills| kills > 0);
@@ -65,15 +65,22 @@ pub fn conclude(evidence: &ExitEvidence, session: &SessionFacts) -> Outcome {
     if let Some(error) = session.upstream_failures.first() {
         return invalid(InfraFailure::Engine(error.clone()));
     }
+    if session.policy_calls == 0 {
+        return invalid(InfraFailure::Harness(match (evidence.code, evidence.signal) {
+            _ if was_oom_killed => {
+                "ran out of memory before any model call: raise sandbox.memory_mb".to_owned()
+            }
+            _ if evidence.timed_out => "hung without a model call until its time was up".to_owned(),
+            _ if evidence.is_killed_for_disk => {
+                "wrote more than its workspace may take before any model call: raise sandbox.workspace_mb"
+                    .to_owned()
+            }
+            (Some(code), _) => format!("exited with code {code} without a model call"),
+            (None, signal) => format!("ended by signal {} without a model call", signal.unwrap_or(0)),
+        }));
+    }
     if was_oom_killed {
         return valid(Termination::AgentOom);
-    }
-    if session.policy_calls == 0 {
-        return invalid(InfraFailure::Harness(match (evidence.timed_out, evidence.code) {
-            (true, _) => "hung without a model call until its time was up".to_owned(),
-            (false, Some(code)) => format!("exited with code {code} without a model call"),
-            (false, None) => format!("ended by signal {} without a model call", evidence.signal.unwrap_or(0)),
-        }));
     }
     if evidence.timed_out {
         return valid(Termination::AgentTimeout);
@@ -142,7 +149,7 @@ mod tests {
             assert_eq!(
                 outcome(|e, _| {
                     killed(e);
-                    e.is_over_disk_limit = true;
+                    (e.is_over_disk_limit, e.is_killed_for_disk) = (true, true);
                     e.oom_kills = Some(u64::from(!is_hosts));
                     e.host_oom = is_hosts;
                 }),
@@ -150,6 +157,39 @@ mod tests {
                 "a child's OOM, and then a workspace too large: lego killed it"
             );
         }
+    }
+
+    #[test]
+    fn a_workspace_that_is_too_large_at_the_end_explains_no_kill() {
+        let ended = |is_hosts: bool| {
+            outcome(|e, _| {
+                killed(e);
+                e.is_over_disk_limit = true;
+                e.oom_kills = Some(u64::from(!is_hosts));
+                e.host_oom = is_hosts;
+            })
+        };
+        assert_eq!(ended(false), Outcome::Valid { termination: Termination::AgentOom });
+        assert_eq!(ended(true), Outcome::Invalid { failure: InfraFailure::HostOom });
+    }
+
+    #[test]
+    fn a_harness_that_fails_before_any_call_says_what_to_raise() {
+        let why = |change: fn(&mut ExitEvidence)| {
+            let outcome = outcome(|e, s| {
+                killed(e);
+                change(e);
+                s.policy_calls = 0;
+            });
+            match outcome {
+                Outcome::Invalid { failure: InfraFailure::Harness(why) } => why,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(why(|e| e.oom_kills = Some(1)).contains("sandbox.memory_mb"));
+        assert!(why(|e| e.is_killed_for_disk = true).contains("sandbox.workspace_mb"));
+        assert!(why(|e| e.timed_out = true).contains("time was up"));
+        assert!(why(|_| {}).contains("signal 9"));
     }
 
     #[test]

@@ -287,8 +287,8 @@ async fn attempt(
     if let Err(error) = sandbox.stop().await {
         return Ok(invalid(InfraFailure::SandboxLost(error.to_string()), exit.evidence, session));
     }
-    folder.write_bytes("stdout.log", &exit.stdout)?;
-    folder.write_bytes("stderr.log", &exit.stderr)?;
+    folder.write_bytes(STDOUT, &exit.stdout)?;
+    folder.write_bytes(STDERR, &exit.stderr)?;
 
     let facts = SessionFacts::of(&session, env.harness.used_up_turns(&exit.stdout));
     let outcome = conclude(&exit.evidence, &facts);
@@ -308,7 +308,7 @@ async fn attempt(
     let started = Instant::now();
     let verdict = match changes {
         Ok(changes) => {
-            folder.write_bytes("changes.diff", &changes.diff)?;
+            folder.write_bytes(DIFF, &changes.diff)?;
             env.verifier.verify(&*env.backend, &spec.task, &changes.diff).await
         }
         Err(ChangeError::Refused { path, reason }) => {
@@ -331,6 +331,11 @@ async fn in_background<T: Send + 'static>(
 }
 
 /// `trials/<trial_id>/`, and the trial's scratch folder, which goes with it.
+/// Files of a trial's folder that one attempt may leave and the next not write.
+const STDOUT: &str = "stdout.log";
+const STDERR: &str = "stderr.log";
+const DIFF: &str = "changes.diff";
+
 struct TrialFolder {
     kept: PathBuf,
     scratch: PathBuf,
@@ -342,6 +347,16 @@ impl TrialFolder {
         let scratch = env.scratch.join(format!("{}.{attempt}", spec.trial_id));
         for dir in [&kept, &scratch] {
             fs::create_dir_all(dir).map_err(|source| RolloutError::Io { path: dir.clone(), source })?;
+        }
+        // What an earlier attempt left is not this one's.
+        for name in ["result.json", STDOUT, STDERR, DIFF] {
+            let path = kept.join(name);
+            match fs::remove_file(&path) {
+                Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(RolloutError::Io { path, source });
+                }
+                _ => {}
+            }
         }
         Ok(Self { kept, scratch })
     }

@@ -3,7 +3,7 @@
 use super::RunError;
 use super::account::TokenAccount;
 use crate::config::Training;
-use crate::record::{Disposition, PolicyVersion};
+use crate::record::PolicyVersion;
 use crate::rollout::{TrialResult, derive_seed};
 use crate::train::Episode;
 
@@ -44,9 +44,6 @@ impl Batch {
                     reward,
                     samples: result.samples.clone(),
                 });
-            } else {
-                let tokens = result.samples.iter().map(|s| s.sampled_tokens() as u64).sum();
-                account.add_left_out(&Disposition::Masked("no reward".to_owned()), tokens);
             }
         }
         Self { episodes, account }
@@ -108,6 +105,7 @@ pub fn sample_of_one_token() -> crate::record::Sample {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Disposition;
     use crate::record::{EpisodeId, GroupId, Sample};
 
     fn batch(samples: Vec<Sample>) -> Batch {

@@ -25,7 +25,6 @@ pub struct Carried {
     pub min_prob_correlation: Option<f64>,
     pub max_logprob_diff: Option<f64>,
     pub train_curve: Vec<CurvePoint>,
-    pub wall_seconds: f64,
 }
 
 impl Carried {

@@ -7,7 +7,7 @@ use crate::config::ConfigError;
 /// Errors of the composition root. Those of the rooms below are passed on with what was being done.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    #[error("{} already holds a run: pass another --output-dir, or --resume to go on with a training", .0.display())]
+    #[error("{} already holds a run, or checkpoints of one: pass another --output-dir, or --resume to go on with a training", .0.display())]
     FolderExists(PathBuf),
     #[error("{} holds an evaluation, which does not resume: start it again with another --output-dir", .0.display())]
     NotATraining(PathBuf),
@@ -15,6 +15,8 @@ pub enum RunError {
     NothingToResume(PathBuf),
     #[error("{0}: a resumed run keeps its own config. Leave the flag out, or start a new run")]
     OtherConfig(String),
+    #[error("{} is not what the run was started with: put that file back, or start a new run", .0.display())]
+    OtherInput(PathBuf),
     #[error("the run in {} is in use by process {pid}: stop that one first", root.display())]
     InUse { root: PathBuf, pid: String },
     #[error("{}: {cause}", path.display())]

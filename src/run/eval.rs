@@ -114,8 +114,8 @@ pub async fn eval(
         .map_err(telemetry)?;
     let weak = options.allow_weak_sandbox;
     let machinery =
-        Machinery::start(&config, &dataset, served, &tokenizers, machinery::Places::of(&folder), weak)
-            .await?;
+        Machinery::start(&config, &dataset, served, &tokenizers, machinery::Places::of(&folder), weak).await;
+    let machinery = machinery.or_else(|error| folder.leave_scratch(Err(error)))?;
     eprintln!("run folder: {}", folder.root().display());
 
     let split = options.split.as_str();
@@ -134,7 +134,9 @@ pub async fn eval(
         Err(RunError::Stopped) => Event::Interrupted { step: 0 },
         Err(error) => Event::RunFailed { step: 0, error: error.to_string() },
     };
-    events.write(&end).map_err(telemetry)?;
+    let told = events.write(&end).map_err(telemetry);
+    // The first error is the one to report.
+    let evaluation = result.and_then(|evaluation| told.map(|()| evaluation))?;
     let report = EvalReport {
         split: options.split,
         policy: name,
@@ -145,7 +147,7 @@ pub async fn eval(
         lego_version: version_text(),
         sandbox: machinery.env.backend.capabilities().clone(),
         run_folder: folder.root().to_owned(),
-        evaluation: result?,
+        evaluation,
     };
     write_json(&folder.reports().join("report.json"), &report)?;
     Ok(report)

@@ -1,7 +1,7 @@
 //! The run folder: where everything of one run lies, and the lock that keeps it to one process.
 
 use std::fs::{self, File, Permissions, TryLockError};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,24 +12,31 @@ use super::RunError;
 use crate::config::Config;
 use crate::sandbox::remove_tree;
 
-/// How often the scratch folder is tried again while somebody still writes into it: five seconds in all.
-const LAST_WRITERS: usize = 250;
+/// How often the scratch folder is tried again while somebody still writes into it: at a start, five seconds in all.
+const WRITERS_BEFORE: usize = 250;
+/// At the end one second: the next start tries again.
+const WRITERS_AFTER: usize = 50;
 
 /// `runs/<name>/`, held by this process.
 #[derive(Debug)]
 pub struct RunFolder {
     root: PathBuf,
-    incarnation: u32,
+    state: RunState,
+    /// Wall time of all earlier starts, seconds.
+    earlier_seconds: f64,
     /// Held for the life of the process; the kernel releases it on any death.
     _lock: File,
 }
 
-/// `run.json`: how often the run was started. Each start has session ids of its own.
-#[derive(Serialize, Deserialize)]
+/// `run.json`: how often the run was started, and for how long. Each start has session ids of its own.
+#[derive(Debug, Serialize, Deserialize)]
 struct RunState {
     incarnation: u32,
     #[serde(default)]
     kind: RunKind,
+    /// Wall time of all starts so far.
+    #[serde(default)]
+    wall_seconds: f64,
 }
 
 /// What a run folder is of; its name begins with it.
@@ -51,16 +58,33 @@ impl RunKind {
     }
 }
 
+impl RunState {
+    fn read(root: &Path) -> Result<Self, RunError> {
+        let path = root.join("run.json");
+        match fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text)
+                .map_err(|error| RunError::Broken { path, cause: error.to_string() }),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                Err(RunError::NothingToResume(root.to_owned()))
+            }
+            Err(source) => Err(RunError::Io { path, source }),
+        }
+    }
+}
+
 impl RunFolder {
     /// Makes a new run folder.
     ///
     /// # Errors
     /// [`RunError::FolderExists`] if `root` already holds a run.
     pub fn create(root: &Path, kind: RunKind) -> Result<Self, RunError> {
-        if root.join("run.json").exists() {
+        // A new run would take another's checkpoints for its own.
+        let has_checkpoints =
+            fs::read_dir(root.join("checkpoints")).is_ok_and(|mut entries| entries.next().is_some());
+        if has_checkpoints || root.join("run.json").exists() {
             return Err(RunError::FolderExists(root.to_owned()));
         }
-        Self::open(root, RunState { incarnation: 0, kind })
+        Self::open(root, RunState { incarnation: 0, kind, wall_seconds: 0.0 })
     }
 
     /// Makes a new run folder under `runs`, with a name of its own.
@@ -77,10 +101,7 @@ impl RunFolder {
     /// # Errors
     /// [`RunError::NothingToResume`] if `root` holds no run.
     pub fn resume(root: &Path) -> Result<Self, RunError> {
-        let path = root.join("run.json");
-        let text = fs::read_to_string(&path).map_err(|_| RunError::NothingToResume(root.to_owned()))?;
-        let state: RunState = serde_json::from_str(&text)
-            .map_err(|error| RunError::Broken { path, cause: error.to_string() })?;
+        let state = RunState::read(root)?;
         if state.kind == RunKind::Eval {
             return Err(RunError::NotATraining(root.to_owned()));
         }
@@ -112,35 +133,40 @@ impl RunFolder {
         }
         lock.set_len(0).map_err(io(&lock_path))?;
         (&lock).write_all(std::process::id().to_string().as_bytes()).map_err(io(&lock_path))?;
-        let folder = Self { root, incarnation: state.incarnation, _lock: lock };
+        let folder = Self { root, earlier_seconds: state.wall_seconds, state, _lock: lock };
         // Workspaces of a killed run are of no use to its next start.
-        folder.clear_scratch()?;
+        folder.clear_scratch(WRITERS_BEFORE)?;
         for dir in [folder.trials(), folder.checkpoints(), folder.reports(), folder.scratch()] {
             fs::create_dir_all(&dir).map_err(io(&dir))?;
         }
         // What an agent leaves there, a program that runs as its owner among it, is for no other user to reach.
         fs::set_permissions(folder.scratch(), Permissions::from_mode(0o700))
             .map_err(io(&folder.scratch()))?;
-        write_json(&folder.root.join("run.json"), &state)?;
+        folder.write_state()?;
         Ok(folder)
     }
 
-    /// The newest training run under `runs`, by the name's order.
+    fn write_state(&self) -> Result<(), RunError> {
+        write_json(&self.root.join("run.json"), &self.state)
+    }
+
+    /// The training run under `runs` that was started last.
     ///
     /// # Errors
     /// [`RunError::NothingToResume`] if there is none.
     pub fn newest(runs: &Path) -> Result<PathBuf, RunError> {
-        fs::read_dir(runs)
-            .into_iter()
-            .flatten()
-            .flatten()
+        let entries = fs::read_dir(runs).into_iter().flatten().flatten();
+        // One whose run.json cannot be read is said to be so when it is opened.
+        let is_training = |path: &Path| match RunState::read(path) {
+            Ok(state) => state.kind == RunKind::Train,
+            Err(error) => !matches!(error, RunError::NothingToResume(_)),
+        };
+        let started = |path: &Path| path.join("run.lock").metadata().and_then(|lock| lock.modified()).ok();
+        entries
             .map(|entry| entry.path())
-            .filter(|path| path.join("run.json").exists())
-            .filter(|path| {
-                let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-                !name.is_some_and(|name| name.starts_with(RunKind::Eval.prefix()))
-            })
-            .max()
+            .filter(|path| is_training(path))
+            // Names that lego gives sort by time.
+            .max_by_key(|path| (started(path), path.clone()))
             .ok_or_else(|| RunError::NothingToResume(runs.to_owned()))
     }
 
@@ -150,7 +176,17 @@ impl RunFolder {
 
     /// 0 for the first start, one more for each resume.
     pub fn incarnation(&self) -> u32 {
-        self.incarnation
+        self.state.incarnation
+    }
+
+    /// Wall time of all starts, seconds, if this one has run for so many. Kept for the next start.
+    ///
+    /// # Errors
+    /// [`RunError::Io`].
+    pub fn keep_wall(&mut self, seconds: f64) -> Result<f64, RunError> {
+        self.state.wall_seconds = self.earlier_seconds + seconds;
+        self.write_state()?;
+        Ok(self.state.wall_seconds)
     }
 
     /// The config that the run was started with.
@@ -192,26 +228,26 @@ impl RunFolder {
     ///
     /// # Errors
     /// [`RunError::Io`] names it.
-    fn clear_scratch(&self) -> Result<(), RunError> {
+    fn clear_scratch(&self, tries: usize) -> Result<(), RunError> {
         let path = self.scratch();
-        for _ in 0..LAST_WRITERS {
+        for _ in 0..tries {
             match remove_tree(&path) {
                 Ok(()) => return Ok(()),
                 // Trials that were stopped may still unpack a repository on a thread of their own.
-                Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
+                Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
                 Err(source) => return Err(RunError::Io { path, source }),
             }
         }
-        let source = std::io::Error::from(std::io::ErrorKind::DirectoryNotEmpty);
+        let source = std::io::Error::from(ErrorKind::DirectoryNotEmpty);
         Err(RunError::Io { path, source })
     }
 
     /// Ends a run: removes the scratch folder. What is left of it changes nothing of a result: the next start removes
     /// it.
     pub fn leave_scratch<T>(&self, result: Result<T, RunError>) -> Result<T, RunError> {
-        if let Err(error) = self.clear_scratch() {
+        if let Err(error) = self.clear_scratch(WRITERS_AFTER) {
             tracing::warn!("workspaces are left: {error}");
         }
         result
@@ -263,6 +299,41 @@ mod tests {
         drop(folder);
         assert!(matches!(RunFolder::newest(temp.path()), Err(RunError::NothingToResume(_))));
         assert!(matches!(RunFolder::resume(&root), Err(RunError::NotATraining(_))));
+    }
+
+    #[test]
+    fn the_newest_training_is_the_one_started_last_whatever_its_name() {
+        let temp = tempfile::tempdir().expect("temp");
+        let started = |name: &str, kind, seconds: u64| {
+            let folder = RunFolder::create(&temp.path().join(name), kind).expect("new");
+            let at = std::time::UNIX_EPOCH + Duration::from_secs(seconds);
+            let lock = File::options().write(true).open(folder.root().join("run.lock")).expect("lock");
+            lock.set_modified(at).expect("time");
+        };
+        started("train-a", RunKind::Train, 10);
+        started("eval-of-the-loss", RunKind::Train, 20);
+        started("zzz", RunKind::Eval, 30);
+        let newest = RunFolder::newest(temp.path()).expect("one");
+        assert_eq!(newest.file_name().expect("name"), "eval-of-the-loss");
+    }
+
+    #[test]
+    fn wall_time_is_of_all_starts() {
+        let temp = tempfile::tempdir().expect("temp");
+        let mut folder = RunFolder::create(temp.path(), RunKind::Train).expect("new");
+        assert_eq!(folder.keep_wall(2.0).expect("written"), 2.0);
+        assert_eq!(folder.keep_wall(3.0).expect("written"), 3.0);
+        drop(folder);
+        let mut folder = RunFolder::resume(temp.path()).expect("resumed");
+        assert_eq!(folder.keep_wall(1.5).expect("written"), 4.5);
+    }
+
+    #[test]
+    fn anothers_checkpoints_are_never_taken_for_a_new_runs_own() {
+        let temp = tempfile::tempdir().expect("temp");
+        fs::create_dir_all(temp.path().join("checkpoints/step_3")).expect("folders");
+        let refused = RunFolder::create(temp.path(), RunKind::Train);
+        assert!(matches!(refused, Err(RunError::FolderExists(_))));
     }
 
     #[test]

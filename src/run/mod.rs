@@ -13,6 +13,7 @@ mod error;
 mod eval;
 mod evaluation;
 mod folder;
+mod inputs;
 mod learner;
 mod machinery;
 mod metrics;

@@ -15,7 +15,7 @@ use super::metrics::{StepTimes, evaluation_row, rows};
 use super::progress::Progress;
 use super::report::Report;
 use super::waves;
-use super::{RunError, learner, policy};
+use super::{RunError, inputs, learner, policy};
 use crate::config::{Config, Environment, Use};
 use crate::engine::Engine;
 use crate::model::Model;
@@ -23,7 +23,7 @@ use crate::proxy::LocalTokenizers;
 use crate::rollout::TaskOrder;
 use crate::task::{Split, Task};
 use crate::telemetry::{Event, EventLog, LogFile, MetricValue, RunMetrics, log_to_file};
-use crate::train::{Checkpoints, Learner, StepMetrics};
+use crate::train::{Checkpoints, Learner, StepMetrics, TrainError};
 
 /// What is not in the config files.
 #[derive(Debug, Clone, Default)]
@@ -95,6 +95,13 @@ impl Run {
             Some(folder) => {
                 let own = Config::load_resolved(&folder.resolved_config(), Environment::from_process())?;
                 config.flag_against(&own).map_or(Ok(()), |flag| Err(RunError::OtherConfig(flag)))?;
+                let others = config.files_against(&own);
+                if !others.is_empty() {
+                    let others = others.join(", ");
+                    tracing::warn!(
+                        "the run keeps its own config; the files here set other values of {others}"
+                    );
+                }
                 own
             }
             None => config,
@@ -115,6 +122,7 @@ impl Run {
         let model =
             Model::load(&model_path).map_err(|error| RunError::failed("loading the policy")(error.into()))?;
         let mut learner = learner::new(&config.training, model)?;
+        learner.stop_with(stop.clone());
         let folder = match (resumed, &options.output_dir) {
             (Some(folder), _) => folder,
             (None, Some(dir)) => RunFolder::create(dir, RunKind::Train)?,
@@ -123,6 +131,7 @@ impl Run {
         if !options.resume {
             folder.keep_config(&config)?;
         }
+        inputs::check(folder.root(), &config)?;
         let log = log_to_file(&folder.root().join("train.log"))
             .map_err(|error| RunError::failed("opening train.log")(error.into()))?;
         let checkpoints = Checkpoints::new(folder.checkpoints(), config.training.keep_checkpoints);
@@ -157,7 +166,8 @@ impl Run {
         let (engine, served) = policy::embedded(&config, &model_path, model, carried.version)?;
         let weak = options.allow_weak_sandbox;
         let machinery =
-            Machinery::start(&config, &dataset, served, &tokenizers, Places::of(&folder), weak).await?;
+            Machinery::start(&config, &dataset, served, &tokenizers, Places::of(&folder), weak).await;
+        let machinery = machinery.or_else(|error| folder.leave_scratch(Err(error)))?;
         eprintln!("run folder: {}", folder.root().display());
         Ok(Self {
             companions: companions(&model_path),
@@ -206,7 +216,8 @@ impl Run {
             self.checkpoint()?;
         }
         let after = self.evaluation("after").await?;
-        let report = self.report(before, after);
+        let wall_seconds = self.folder.keep_wall(self.started.elapsed().as_secs_f64())?;
+        let report = self.report(before, after, wall_seconds);
         write_json(&self.folder.reports().join("report.json"), &report)?;
         self.event(&Event::RunFinished { step: report.steps, seconds: report.wall_seconds })?;
         Ok(report)
@@ -244,7 +255,10 @@ impl Run {
         let rates: Vec<f64> =
             (before..before + steps).map(|step| learner::learning_rate(&training, step)).collect();
         let metrics = tokio::task::block_in_place(|| learner.train_version(&batch.episodes, &rates, version))
-            .map_err(|error| RunError::failed("training")(error.into()))?;
+            .map_err(|error| match error {
+                TrainError::Stopped => RunError::Stopped,
+                error => RunError::failed("training")(error.into()),
+            })?;
         times.train = started.elapsed();
         times.replay = self.learner.replay_time();
 
@@ -353,9 +367,8 @@ impl Run {
 
     fn checkpoint(&mut self) -> Result<(), RunError> {
         let started = Instant::now();
-        let mut carried = self.carried.clone();
-        carried.wall_seconds += self.started.elapsed().as_secs_f64();
-        let state = serde_json::to_value(&carried)
+        self.folder.keep_wall(self.started.elapsed().as_secs_f64())?;
+        let state = serde_json::to_value(&self.carried)
             .map_err(|error| RunError::failed("saving a checkpoint")(error.into()))?;
         let path = self
             .checkpoints
@@ -382,12 +395,13 @@ impl Run {
             RunError::Stopped => Event::Interrupted { step },
             error => Event::RunFailed { step, error: error.to_string() },
         };
-        if let Err(error) = self.event(&event) {
+        let kept = self.folder.keep_wall(self.started.elapsed().as_secs_f64()).map(drop);
+        if let Err(error) = self.event(&event).and(kept) {
             tracing::error!("{error}");
         }
     }
 
-    fn report(&self, before: Option<Evaluation>, after: Option<Evaluation>) -> Report {
+    fn report(&self, before: Option<Evaluation>, after: Option<Evaluation>, wall_seconds: f64) -> Report {
         let solve_rate = |e: &Option<Evaluation>| e.as_ref().and_then(|e| e.rates.solve_rate);
         let greedy = |e: &Option<Evaluation>| e.as_ref().and_then(|e| e.rates.greedy);
         let mut tokens = self.carried.account.clone();
@@ -402,7 +416,7 @@ impl Run {
             heldout_greedy_after: greedy(&after),
             min_prob_correlation: self.carried.min_prob_correlation,
             max_logprob_diff: self.carried.max_logprob_diff,
-            wall_seconds: self.carried.wall_seconds + self.started.elapsed().as_secs_f64(),
+            wall_seconds,
             run_folder: self.folder.root().to_owned(),
             steps: self.carried.step,
             seed: self.config.training.seed,

@@ -10,7 +10,7 @@ use super::evaluation::{Evaluation, EvaluationTrial};
 use super::machinery::Machinery;
 use super::progress::Progress;
 use crate::config::{Config, Training};
-use crate::record::{EpisodeId, GroupId, InfraFailure, Outcome, PolicyVersion, TrialId};
+use crate::record::{EpisodeId, GroupId, InfraFailure, Outcome, PolicyVersion, Termination, TrialId};
 use crate::rollout::{Purpose, RolloutError, TaskOrder, TrialResult, TrialSpec, derive_seed, run_wave};
 use crate::task::{Dataset, Split, Task};
 use crate::telemetry::{Event, EventLog};
@@ -163,22 +163,34 @@ pub async fn wave(
     if invalid > 0 {
         tracing::warn!("filtered {invalid} invalid trajectories due to sandbox termination");
     }
+    // One alone whose policy never answered is a slow policy's; a whole wave of them is an upstream that hangs.
+    let is_one_graded = wave.results.len() == 1 && invalid == 0;
     match failures.first() {
-        Some(failure) if failures.len() == wave.results.len() => Err(RunError::AllInvalid(failure.clone())),
+        Some(failure) if failures.len() == wave.results.len() && !is_one_graded => {
+            Err(RunError::AllInvalid(failure.clone()))
+        }
         _ => Ok(wave),
     }
 }
 
-/// Why a trial says nothing of the policy, if so. One alone whose policy never answered is a slow policy's; a whole wave
-/// of them is an upstream that hangs.
+/// Why a trial says nothing of the policy, if so.
 fn why_nothing(result: &TrialResult) -> Option<String> {
-    match &result.outcome {
-        Outcome::Invalid { failure } => Some(describe(failure)),
-        Outcome::Valid { .. } if result.turns == 0 && result.sampled_tokens == 0 => {
-            Some("the policy answered no call until the trial's time was up".to_owned())
+    let trial = &result.spec.trial_id;
+    Some(match &result.outcome {
+        Outcome::Invalid { failure } => describe(failure),
+        Outcome::Valid { .. } if result.turns > 0 || result.sampled_tokens > 0 => return None,
+        Outcome::Valid { termination: Termination::AgentTimeout } => {
+            "the policy answered no call until the trial's time was up: see that the upstream answers, or raise \
+             training.async.long_tail_timeout_sec"
+                .to_owned()
         }
-        Outcome::Valid { .. } => None,
-    }
+        Outcome::Valid { termination: Termination::AgentOom } => {
+            "the harness ran out of memory before the policy had answered a call: raise sandbox.memory_mb".to_owned()
+        }
+        Outcome::Valid { .. } => {
+            format!("the harness ended before the policy had answered a call: see trials/{trial}/stderr.log")
+        }
+    })
 }
 
 fn tell(
@@ -295,7 +307,6 @@ fn evaluation_of(step: u64, samples: usize, wave: &Wave) -> Result<Evaluation, R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Termination;
 
     /// Rewards 1, 0, … in the order of the trials.
     fn rates(samples: usize, has_greedy: bool) -> super::super::evaluation::Rates {

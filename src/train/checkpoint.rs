@@ -58,7 +58,7 @@ impl Checkpoints {
 
     /// Writes `step_<step>` with the learner's model and optimizer, the caller's `run` state, and copies of
     /// `companions` (tokenizer, chat template, …). Everything is on disk before the folder gets its name.
-    /// Then older checkpoints beyond `keep_last` go.
+    /// Then older checkpoints beyond `keep_last` go. One of the same step is not replaced.
     ///
     /// # Errors
     /// [`TrainError::Write`] with the path, as on a full disk; the earlier checkpoints stay.
@@ -74,15 +74,8 @@ impl Checkpoints {
         remove_if_present(&partial)?;
         fs::create_dir_all(&partial).map_err(|source| write_error(&partial, source))?;
         let result = fill(&partial, learner, companions, run).and_then(|()| {
-            // A folder of the same step (written before a resume) steps aside, so that one of the two always exists.
-            let replaced = self.root.join(format!(".step_{step}.replaced"));
-            remove_if_present(&replaced)?;
-            if path.exists() {
-                fs::rename(&path, &replaced).map_err(|source| write_error(&path, source))?;
-            }
             fs::rename(&partial, &path).map_err(|source| write_error(&path, source))?;
-            sync(&self.root)?;
-            remove_if_present(&replaced)
+            sync(&self.root)
         });
         if let Err(error) = result {
             // The first error is the one to report.

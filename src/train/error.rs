@@ -25,6 +25,8 @@ pub enum TrainError {
     MixedTemperature(EpisodeId),
     #[error("episode {} is in the batch twice", .0.0)]
     DuplicateEpisode(EpisodeId),
+    #[error("stopped")]
+    Stopped,
     #[error("the batch has no episode")]
     EmptyBatch,
     #[error(

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
 
 use super::batch::{TrainingRow, microbatches, parts_of_whole_groups};
 use super::metrics::StepMetrics;
@@ -105,6 +106,7 @@ pub struct Learner {
     gradients: Gradients,
     pool: Pool,
     replay_time: Option<Duration>,
+    stop: CancellationToken,
 }
 
 /// The episodes of one optimizer step.
@@ -153,7 +155,25 @@ impl Learner {
         }
         let optimizer = Optimizer::new(options.optimizer, model.parameters());
         let gradients = model.gradients();
-        Ok(Self { options, model, optimizer, reference, gradients, pool, replay_time: None })
+        Ok(Self {
+            options,
+            model,
+            optimizer,
+            reference,
+            gradients,
+            pool,
+            replay_time: None,
+            stop: CancellationToken::new(),
+        })
+    }
+
+    /// Cancelling `stop` ends [`Learner::train_version`] after the pass it is at, with [`TrainError::Stopped`].
+    pub fn stop_with(&mut self, stop: CancellationToken) {
+        self.stop = stop;
+    }
+
+    fn go_on(&self) -> Result<(), TrainError> {
+        if self.stop.is_cancelled() { Err(TrainError::Stopped) } else { Ok(()) }
     }
 
     /// The policy as trained so far.
@@ -263,6 +283,7 @@ impl Learner {
         let mut sums = Sums::default();
         let mut has_gradient = false;
         for (first, microbatch) in microbatches(&rows, self.options.max_microbatch_tokens) {
+            self.go_on()?;
             let sequences: Vec<&[u32]> =
                 microbatch.iter().map(|row| row.sample.token_ids.as_slice()).collect();
             let temperature = microbatch[0].temperature;
@@ -327,6 +348,7 @@ impl Learner {
     fn recompute(&self, rows: &[TrainingRow<'_>]) -> Result<Vec<Vec<f32>>, TrainError> {
         let mut all = Vec::with_capacity(rows.len());
         for (_, microbatch) in microbatches(rows, self.options.max_microbatch_tokens) {
+            self.go_on()?;
             let sequences: Vec<&[u32]> =
                 microbatch.iter().map(|row| row.sample.token_ids.as_slice()).collect();
             all.extend(self.model.log_probs(&self.pool, &sequences, microbatch[0].temperature)?);

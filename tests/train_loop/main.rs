@@ -321,7 +321,7 @@ fn ctrl_c_ends_cleanly_and_resume_goes_on() {
             Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
         assert!(interrupted.success());
         // How long it takes depends on the machine and is not asserted. What it may wait for is counted in lego: the
-        // scratch folder is tried 250 times 20 ms, five seconds, and a hang ends this wait.
+        // scratch folder is tried 50 times 20 ms, threads left behind get a second, and a hang ends this wait.
         wait_for("end after Ctrl-C", || child.try_wait().expect("child").is_some());
         assert_eq!(child.wait().expect("ends").code(), Some(130));
         assert_eq!(legos_of(temp.path()), Vec::<String>::new());
@@ -333,6 +333,13 @@ fn ctrl_c_ends_cleanly_and_resume_goes_on() {
     let refused = train(&config, &run, &["--resume", "--max-steps", "5"]).output().expect("lego runs");
     let text = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && text.contains("--max-steps 5 was given"), "{text}");
+    let mut other = lego(temp.path(), &["train", "--dataset", "data/swebench_other.jsonl", "--resume"]);
+    let refused = other.arg("--output-dir").arg(&run).output().expect("lego runs");
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        !refused.status.success() && text.contains("--dataset") && text.contains("its own config"),
+        "{text}"
+    );
     // Stopped in the evaluation of step 2, which is made when the run goes on.
     interrupt(&["--resume"], "evaluation of step 2", &|| {
         let trials = fs::read_dir(run.join("trials")).into_iter().flatten().flatten();
@@ -343,10 +350,12 @@ fn ctrl_c_ends_cleanly_and_resume_goes_on() {
     assert!(run.join("reports/evaluation-step-2.json").exists(), "the evaluation of step 2 is lost");
     let greedy = read_column(&run.join("metrics.parquet"), "heldout_greedy").expect("column");
     assert_eq!(greedy.iter().map(Option::is_some).collect::<Vec<_>>(), [false, true, true]);
-    // A run that has ended has the same report when it is resumed.
+    // A run that has ended has the same report when it is resumed, wherever that is asked for.
     let ended = report(&run);
     assert_eq!(ended["evaluation_before"]["step"], 0);
-    finished(&mut train(&config, &run, &["--resume"]));
+    let mut again = lego(temp.path(), &["train", "--resume", "--output-dir", "run"]);
+    finished(again.current_dir(temp.path()));
+    assert!(report(&run)["wall_seconds"].as_f64() > ended["wall_seconds"].as_f64(), "the time of all starts");
     for part in ["evaluation_before", "evaluation_after", "tokens", "train_curve"] {
         assert_eq!(report(&run)[part], ended[part], "{part}");
     }

@@ -143,6 +143,7 @@ impl<'a> Run<'a> {
                 }
             }
         }
+        let is_killed_for_disk = is_over_disk;
         if !is_over_disk && disk.is_on() {
             is_over_disk = disk.last_look().await;
         }
@@ -152,8 +153,9 @@ impl<'a> Run<'a> {
         let (stdout, discarded_stdout) = stdout.finish()?;
         let (stderr, discarded_stderr) = stderr.finish()?;
         let ended = ended.unwrap_or_default();
+        let killed = Killed { timed_out, is_over_memory, is_over_disk: is_killed_for_disk };
         Ok(Exit {
-            evidence: self.evidence(&ended, Killed { timed_out, is_over_memory, is_over_disk }),
+            evidence: ExitEvidence { is_over_disk_limit: is_over_disk, ..self.evidence(&ended, killed) },
             stdout,
             stderr,
             discarded_output_bytes: discarded_stdout + discarded_stderr,
@@ -185,7 +187,7 @@ impl<'a> Run<'a> {
             signal: ended.signal,
             timed_out,
             cpu_us: ended.cpu_us,
-            is_over_disk_limit: is_over_disk,
+            is_killed_for_disk: is_over_disk,
             memory_peak_bytes: Some(ended.max_rss_bytes),
             ..ExitEvidence::default()
         };

@@ -237,8 +237,8 @@ fn the_resolved_file_gives_the_same_values_back() {
     let again = Config::load_resolved(&path, Environment::default()).expect("valid");
     assert_eq!(again.to_resolved_toml(), config.to_resolved_toml());
     // It is read from any folder.
-    for path in [Some(&mut config.proxy.model_path), config.policy.model_path.as_mut()].into_iter().flatten()
-    {
+    let models = [Some(&mut config.proxy.model_path), config.policy.model_path.as_mut()];
+    for path in models.into_iter().chain([config.training.dataset.as_mut()]).flatten() {
         assert!(path.is_relative(), "{path:?}");
         *path = std::path::absolute(&*path).expect("a folder to be in");
     }

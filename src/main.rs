@@ -11,13 +11,13 @@ fn main() -> ExitCode {
     }
     let cli = lego::cli::Cli::parse();
     if let Err(error) = lego::telemetry::start() {
-        eprintln!("error: {error}");
+        lego::telemetry::say(&format!("error: {error}"));
         return ExitCode::FAILURE;
     }
     match cli.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", lego::cli::message(&error));
+            lego::telemetry::say(&format!("error: {}", lego::cli::message(&error)));
             ExitCode::from(lego::cli::exit_code(&error))
         }
     }

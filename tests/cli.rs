@@ -21,6 +21,35 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// A reader of its messages that went away (`lego proxy 2>&1 | head -1`) keeps no command from ending.
+#[cfg(unix)]
+#[test]
+fn a_command_whose_messages_nobody_reads_ends_when_it_is_told_to() {
+    use std::io::BufRead as _;
+    use std::process::Stdio;
+
+    let folder = tempfile::tempdir().expect("folder");
+    let config = r#"{"proxy": {"listen_port": 0, "upstream_base_url": "http://127.0.0.1:1"}}"#;
+    std::fs::write(folder.path().join("proxy_config.json"), config).expect("written");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lego"));
+    command.arg("proxy").current_dir(folder.path()).stdin(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("lego starts");
+    let mut messages = std::io::BufReader::new(child.stderr.take().expect("piped")).lines();
+    while !messages.next().expect("a line").expect("text").contains("lego proxy: http://") {}
+    drop(messages);
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().expect("kill runs").success());
+    let (sender, ended) = std::sync::mpsc::sync_channel(1);
+    std::thread::spawn(move || sender.send(child.wait().expect("ends")));
+    match ended.recv_timeout(std::time::Duration::from_secs(60)) {
+        Ok(status) => assert!(status.code().is_some(), "{status}"),
+        Err(_) => {
+            let killed = Command::new("kill").args(["-KILL", &pid]).status();
+            panic!("it goes on; killed: {killed:?}");
+        }
+    }
+}
+
 #[test]
 fn version_has_the_commit() {
     let output = lego(&["--version"], root());

@@ -101,6 +101,8 @@ fn a_misspelt_key_is_an_error_with_its_nearest_name() {
     let text = message(FileKind::Train, "[training]\nlearning_rat = 1e-4\n");
     assert!(text.contains("train.toml: training.learning_rat: unknown key"), "{text}");
     assert!(text.contains("Did you mean learning_rate?"), "{text}");
+    let text = message(FileKind::Train, "seed = 1\n[training]\n");
+    assert!(text.contains("That key is training.seed."), "{text}");
     let text = message(FileKind::Sandbox, "[sandbox]\nkl_coef = 0.1\n");
     assert!(text.contains("That key is training.kl_coef, in train.toml."), "{text}");
     let text = message(FileKind::Sandbox, "[training]\nkl_coef = 0.1\n");
@@ -140,13 +142,18 @@ fn batches_that_do_not_divide_each_other_are_refused() {
 
 #[test]
 fn impossible_values_are_refused_together() {
-    let text = message(
-        FileKind::Train,
-        "[training]\nclip_range = 2.0\nlearning_rate = 0.0\nmax_turns = 0\n[training.observability]\ntrace_sample_rate = -1.0\n",
-    );
+    let lines = "clip_range = 2.0\nlearning_rate = 0.0\nmax_turns = 0\n[training.observability]\ntrace_sample_rate = -1.0";
+    let text = message(FileKind::Train, &format!("[training]\n{lines}\n"));
     for key in ["clip_range = 2.0", "learning_rate = 0.0", "max_turns = 0", "trace_sample_rate = -1.0"] {
         assert!(text.contains(key), "{key} in {text}");
     }
+    let text = message(FileKind::Train, "[training]\nthreads = 100000\ndataset = \"\"\n");
+    assert!(
+        text.contains("threads = 100000: more than") && text.contains("dataset = \"\": an empty path"),
+        "{text}"
+    );
+    let text = message(FileKind::Sandbox, "[sandbox]\nmemory_mb = 5\n");
+    assert!(text.contains("memory_mb = 5") && text.contains("32 or more"), "{text}");
     let text = message(FileKind::Proxy, r#"{"proxy": {"listen_host": "0.0.0.0"}}"#);
     assert!(text.contains("client_token_env"), "{text}");
     let text = message(FileKind::Proxy, r#"{"proxy": {"upstream_base_url": "localhost:8000"}}"#);
@@ -166,6 +173,9 @@ fn broken_syntax_names_the_place() {
     assert!(text.contains("train.toml: ") && text.contains("line 2"), "{text}");
     let text = message(FileKind::Proxy, "{\"proxy\": {,}}");
     assert!(text.contains("proxy_config.json: ") && text.contains("line 1 column 12"), "{text}");
+    let twice = r#"{"proxy": {"listen_port": 1, "capture_dir": "c", "listen_port": 2}}"#;
+    let text = message(FileKind::Proxy, twice);
+    assert!(text.contains("the key listen_port is there twice") && text.contains("line 1"), "{text}");
     let paths = ConfigPaths::default().with(FileKind::Train, PathBuf::from("/nowhere/train.toml"));
     let text = Config::load(&paths, Environment::default()).expect_err("refused").to_string();
     assert!(text.contains("/nowhere/train.toml: cannot read"), "{text}");

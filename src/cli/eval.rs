@@ -104,7 +104,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Ok(run::eval(config, options, stop).await?)
     })
     .context("lego eval")?;
-    eprintln!("\n{report}");
+    errln!("\n{report}");
     if args.json {
         outln!("{}", serde_json::to_string_pretty(&report)?);
     }

@@ -8,6 +8,8 @@
 //! An error is printed once, by `main`, with its causes.
 
 use std::future::Future;
+#[cfg(unix)]
+use std::task::Poll;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -17,6 +19,13 @@ use clap::{Parser, Subcommand};
 macro_rules! outln {
     ($($text:tt)*) => {
         $crate::cli::out(format_args!($($text)*))
+    };
+}
+
+/// `eprintln!` for people, whose going away ends nothing either.
+macro_rules! errln {
+    ($($text:tt)*) => {
+        $crate::telemetry::say(&format!($($text)*))
     };
 }
 
@@ -99,7 +108,7 @@ fn out(line: std::fmt::Arguments<'_>) {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
             std::process::exit(0);
         }
-        eprintln!("error: writing to stdout: {error}");
+        errln!("error: writing to stdout: {error}");
         std::process::exit(1);
     }
 }
@@ -117,24 +126,18 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// An error with its causes; a cause that the message before it already quotes is not repeated.
+/// An error for people: with its causes, and what to do about a full disk.
 #[must_use]
 pub fn message(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if text.is_empty() {
-            text = cause;
-        } else if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    text
+    let text = crate::run::causes(error);
+    let is_full = text.contains("No space left on device") && !text.contains("namespaces");
+    if is_full { format!("{text}. Free some of the disk") } else { text }
 }
 
 /// `LEGO_…` variables that nothing reads are most likely misspelt.
 fn warn_of_stray_variables(config: &crate::config::Config) {
     for stray in config.stray_variables() {
-        eprintln!("warning: {stray}");
+        errln!("warning: {stray}");
     }
 }
 
@@ -143,29 +146,49 @@ fn warn_of_stray_variables(config: &crate::config::Config) {
 pub fn stop_on_signal() -> tokio_util::sync::CancellationToken {
     let stop = tokio_util::sync::CancellationToken::new();
     let cancel = stop.clone();
+    // From here on, not from when the task first runs.
+    let mut signals = Signals::listen();
     tokio::spawn(async move {
-        signal().await;
-        eprintln!("stopping; once more to stop at once");
+        signals.next().await;
         cancel.cancel();
-        signal().await;
+        errln!("stopping; once more to stop at once");
+        signals.next().await;
         std::process::exit(130);
     });
     stop
 }
 
-async fn signal() {
+/// Ctrl-C and SIGTERM.
+struct Signals {
     #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = terminate.recv() => {}
-            }
-            return;
+    listened: Vec<tokio::signal::unix::Signal>,
+}
+
+impl Signals {
+    fn listen() -> Self {
+        Self {
+            #[cfg(unix)]
+            listened: {
+                use tokio::signal::unix::{SignalKind, signal};
+                let kinds = [SignalKind::interrupt(), SignalKind::terminate()];
+                kinds.into_iter().filter_map(|kind| signal(kind).ok()).collect()
+            },
         }
     }
-    let _ = tokio::signal::ctrl_c().await;
+
+    #[cfg(unix)]
+    async fn next(&mut self) {
+        std::future::poll_fn(|context| {
+            let is_told = self.listened.iter_mut().any(|signal| signal.poll_recv(context).is_ready());
+            if is_told { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    #[cfg(not(unix))]
+    async fn next(&mut self) {
+        let _ = tokio::signal::ctrl_c().await;
+    }
 }
 
 /// How long a command that has ended waits for threads that it left behind.

@@ -101,7 +101,8 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
         routes.iter().map(|route| format!("{} ({})", route.upstream.place(), route.models.join(", "))),
     );
     let proxy = Proxy::with_routes(options, Arc::clone(&writer) as _, default, routes);
-    eprintln!(
+    let stop = super::stop_on_signal();
+    errln!(
         "lego proxy: http://{}/v1 -> {}, captures in {}",
         listener.local_addr()?,
         answers.join("; "),
@@ -110,7 +111,7 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     let admin = match (settings.admin_listen_port, config.admin_token()?) {
         (Some(port), Some(token)) => {
             let listener = proxy::listen(host, port, true).await?;
-            eprintln!("lego proxy: admin at http://{}/admin", listener.local_addr()?);
+            errln!("lego proxy: admin at http://{}/admin", listener.local_addr()?);
             Some((listener, token))
         }
         _ => None,
@@ -120,14 +121,13 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
             proxy.serve_admin(listener, token.expose()).await;
         }
     };
-    let stop = super::stop_on_signal();
     let serving = proxy.serve(listener);
     tokio::join!(serving, administering, async {
         stop.cancelled().await;
         proxy.shutdown().await;
     });
     for problem in writer.close().await.left_in_journal {
-        eprintln!("warning: captures stay in the journal: {problem}");
+        errln!("warning: captures stay in the journal: {problem}");
     }
     Ok(())
 }

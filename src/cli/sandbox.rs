@@ -82,7 +82,7 @@ async fn run_in_sandbox(run: Run) -> anyhow::Result<i32> {
     const MAX_OUTPUT_BYTES: usize = 64 << 20;
     let backend = sandbox::select(run.backend, run.weak_sandbox).await?;
     if !backend.capabilities().is_isolated {
-        eprintln!("warning: weak sandbox ({})", backend.capabilities().mode);
+        errln!("warning: weak sandbox ({})", backend.capabilities().mode);
     }
     let mut stdin = Vec::new();
     if run.stdin {
@@ -121,17 +121,17 @@ async fn run_in_sandbox(run: Run) -> anyhow::Result<i32> {
     std::io::stderr().write_all(&exit.stderr).context("cannot write to standard error")?;
     let evidence = &exit.evidence;
     if exit.discarded_output_bytes > 0 {
-        eprintln!("warning: {} bytes of output were thrown away", exit.discarded_output_bytes);
+        errln!("warning: {} bytes of output were thrown away", exit.discarded_output_bytes);
     }
     if evidence.timed_out {
-        eprintln!("killed: {} s have passed", run.timeout);
+        errln!("killed: {} s have passed", run.timeout);
     }
     if evidence.oom_kills.is_some_and(|kills| kills > 0) {
-        eprintln!("killed: out of memory under the sandbox's own limit");
+        errln!("killed: out of memory under the sandbox's own limit");
     }
     if evidence.is_over_disk_limit {
         let ended = if evidence.is_killed_for_disk { "killed" } else { "over its limit" };
-        eprintln!("{ended}: more was written to the writable mounts than --disk allows");
+        errln!("{ended}: more was written to the writable mounts than --disk allows");
     }
     Ok(evidence.code.unwrap_or_else(|| 128 + evidence.signal.unwrap_or(0)))
 }

@@ -117,7 +117,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         max_microbatch_tokens: 4096,
     };
     let steps = options.steps;
-    eprintln!(
+    errln!(
         "{} parameters, {}, {}, {}",
         model.parameters().len(),
         count(data.len() as u64, "conversation", "conversations"),
@@ -133,7 +133,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     progress.finish();
     write_folder(trainer.model(), &source, &args.output_dir)?;
     let wrote = if is_taken { "replaced" } else { "wrote" };
-    eprintln!("{wrote} {}", args.output_dir.display());
+    errln!("{wrote} {}", args.output_dir.display());
     Ok(())
 }
 
@@ -202,7 +202,7 @@ impl Progress {
                 bar.set_message(message);
             }
             None if metrics.step.is_multiple_of(LINE_EVERY) || metrics.step == self.steps => {
-                eprintln!("step {}/{} {seconds:.0} s {message}", metrics.step, self.steps);
+                errln!("step {}/{} {seconds:.0} s {message}", metrics.step, self.steps);
             }
             None => {}
         }

@@ -112,21 +112,14 @@ pub fn start(config: Config, args: RunArgs) -> anyhow::Result<()> {
         resume: args.resume,
         allow_weak_sandbox: args.weak_sandbox,
     };
-    let resume = match &options.output_dir {
-        Some(dir) => format!("lego train --resume --output-dir {}", dir.display()),
-        None => "lego train --resume".to_owned(),
-    };
     let report: Report = super::block_on(async {
         let stop = super::stop_on_signal();
         run::train(config, options, stop).await.map_err(|error| match error {
-            RunError::Stopped => {
-                eprintln!("`{resume}` goes on with it");
-                anyhow::Error::new(RunError::Stopped)
-            }
+            RunError::Stopped => anyhow::Error::new(RunError::Stopped),
             other => anyhow::Error::new(other).context("the run failed"),
         })
     })
     .context("lego train")?;
-    eprintln!("\n{report}");
+    errln!("\n{report}");
     Ok(())
 }

@@ -45,9 +45,15 @@ impl Config {
         found.sandbox();
         found.batches();
         found.training();
+        found.places();
         found.errors
     }
 }
+
+/// Most threads for the arithmetic that anybody means.
+pub const MAX_THREADS: usize = 1024;
+/// Least memory of a sandbox, MiB: Python with its unittest takes about 15.
+const LEAST_MEMORY_MB: u64 = 32;
 
 struct Problems<'a> {
     config: &'a Config,
@@ -69,6 +75,21 @@ impl Problems<'_> {
 
     fn positive(&mut self, key: &str, value: impl Into<u128>) {
         self.require(value.into() > 0, key, "must be at least 1", &format!("Set {key} to 1 or more."));
+    }
+
+    fn places(&mut self) {
+        let config = self.config;
+        let log_dir = &config.training.observability.log_dir;
+        for (key, path) in [
+            ("proxy.capture_dir", Some(&config.proxy.capture_dir)),
+            ("proxy.model_path", Some(&config.proxy.model_path)),
+            ("policy.model_path", config.policy.model_path.as_ref()),
+            ("training.dataset", config.training.dataset.as_ref()),
+            ("training.observability.log_dir", Some(log_dir)),
+        ] {
+            let is_empty = path.is_some_and(|path| path.as_os_str().is_empty());
+            self.require(!is_empty, key, "an empty path", "Name a folder or file, or leave the key out.");
+        }
     }
 
     fn within(&mut self, key: &str, value: f64, low: f64, high: f64) {
@@ -154,7 +175,12 @@ impl Problems<'_> {
             );
         }
         self.positive("sandbox.max_concurrent", sandbox.max_concurrent as u64);
-        self.positive("sandbox.memory_mb", sandbox.memory_mb);
+        self.require(
+            sandbox.memory_mb >= LEAST_MEMORY_MB,
+            "sandbox.memory_mb",
+            "no interpreter runs tests in so little",
+            &format!("Set it to {LEAST_MEMORY_MB} or more; 512 is the default."),
+        );
         self.positive("sandbox.max_processes", sandbox.max_processes);
         self.positive("sandbox.tmp_mb", sandbox.tmp_mb);
         self.positive("sandbox.workspace_mb", sandbox.workspace_mb);
@@ -198,6 +224,12 @@ impl Problems<'_> {
             "training.learning_rate",
             "must lie between 0 and 1",
             "Set it to a number such as 1e-6.",
+        );
+        self.require(
+            training.threads <= MAX_THREADS,
+            "training.threads",
+            &format!("more than {MAX_THREADS}"),
+            "Set it to the number of cores, or to 0 for all of them.",
         );
         self.positive("training.max_turns", training.max_turns as u64);
         self.positive("training.max_steps", training.max_steps);

@@ -63,7 +63,9 @@ impl FileKind {
             .find(|kind| kind.tables().iter().any(|table| tree.contains_key(*table)))
             .ok_or_else(|| {
                 let tables: Vec<_> = Self::ALL.iter().flat_map(|kind| kind.tables()).copied().collect();
-                let cause = format!("none of the tables {} is in it", tables.join(", "));
+                let has: Vec<_> = tree.keys().map(String::as_str).collect();
+                let has = if has.is_empty() { "nothing".to_owned() } else { has.join(", ") };
+                let cause = format!("none of the tables {} is in it, but {has}", tables.join(", "));
                 ConfigError::Syntax { file: path.to_owned(), cause }
             })
     }

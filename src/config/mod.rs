@@ -24,6 +24,7 @@ mod schema;
 mod train;
 mod unsupported;
 
+pub use check::MAX_THREADS;
 pub use docs::reference_markdown;
 pub use environment::{Environment, Secret};
 pub use error::ConfigError;

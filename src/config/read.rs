@@ -1,7 +1,9 @@
 //! Text to plain values: JSON and TOML syntax, `${VAR}`, and the nearest name to a misspelt one.
 
+use std::fmt;
 use std::path::Path;
 
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::schema::Schema;
@@ -13,7 +15,7 @@ pub(super) fn read(path: &Path) -> Result<Map<String, Value>, ConfigError> {
         .map_err(|cause| ConfigError::Read { file: path.to_owned(), cause: cause.to_string() })?;
     let syntax = |cause: String| ConfigError::Syntax { file: path.to_owned(), cause };
     if path.extension().is_some_and(|extension| extension == "json") {
-        match serde_json::from_str(&text) {
+        match serde_json::from_str(&text).map(|Once(value)| value) {
             Ok(Value::Object(tree)) => Ok(tree),
             Ok(_) => Err(syntax("the file holds no JSON object".to_owned())),
             Err(error) => Err(syntax(error.to_string())),
@@ -26,6 +28,68 @@ pub(super) fn read(path: &Path) -> Result<Map<String, Value>, ConfigError> {
             syntax(format!("{} at line {line} column {column}", error.message()))
         })?;
         Ok(tree.into_iter().map(|(key, value)| (key, from_toml(value))).collect())
+    }
+}
+
+/// A JSON value in which no object has a key twice: readers differ in which of the two counts. TOML has no such.
+struct Once(Value);
+
+impl<'de> Deserialize<'de> for Once {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OnceVisitor;
+
+        impl<'de> Visitor<'de> for OnceVisitor {
+            type Value = Value;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a JSON value")
+            }
+
+            fn visit_unit<E>(self) -> Result<Value, E> {
+                Ok(Value::Null)
+            }
+
+            fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+                Ok(value.into())
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+                Ok(value.into())
+            }
+
+            fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+                Ok(value.into())
+            }
+
+            fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+                Ok(value.into())
+            }
+
+            fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+                Ok(value.into())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+                let mut values = Vec::new();
+                while let Some(Once(value)) = seq.next_element()? {
+                    values.push(value);
+                }
+                Ok(values.into())
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+                let mut table = Map::new();
+                while let Some((key, Once(value))) = map.next_entry::<String, Once>()? {
+                    if table.contains_key(&key) {
+                        return Err(A::Error::custom(format!("the key {key} is there twice")));
+                    }
+                    table.insert(key, value);
+                }
+                Ok(table.into())
+            }
+        }
+
+        deserializer.deserialize_any(OnceVisitor).map(Self)
     }
 }
 
@@ -122,10 +186,14 @@ pub(super) fn suggest<'a>(
     key: &str,
     siblings: impl Iterator<Item = &'a str> + Clone,
 ) -> String {
-    let elsewhere = || schema.leaf_paths().into_iter().find(|path| path.rsplit('.').next() == Some(key));
+    let is_own = |path: &String| path.split('.').next().is_some_and(|table| tables.contains(&table));
+    // Keys of this file first, those at the top of a table before others.
+    let distance = |path: &String| (!is_own(path), path.matches('.').count());
+    let named = |path: &String| path.rsplit('.').next() == Some(key);
+    let elsewhere = || schema.leaf_paths().into_iter().filter(named).min_by_key(distance);
     if let Some(path) = elsewhere() {
         return match FileKind::of_key(&path) {
-            Some(kind) if !path.split('.').next().is_some_and(|table| tables.contains(&table)) => {
+            Some(kind) if !is_own(&path) => {
                 format!("That key is {path}, in {}.", kind.file_name())
             }
             _ => format!("That key is {path}."),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::EngineError;
+use crate::config::MAX_THREADS;
 use crate::model::Model;
 use crate::record::PolicyVersion;
 
@@ -63,6 +64,10 @@ impl EngineOptions {
             if value == 0 {
                 return refuse(name, value, "give 1 or more".to_owned());
             }
+        }
+        if self.threads > MAX_THREADS {
+            let remedy = format!("give 1 to {MAX_THREADS}: the number of cores");
+            return refuse("threads", self.threads, remedy);
         }
         if self.cache_slots < self.max_batch {
             let remedy = format!("give at least max_batch = {}", self.max_batch);

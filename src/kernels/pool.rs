@@ -99,10 +99,8 @@ impl Shared {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller of [`Pool::run`] counted as one (at least 1).
-    ///
-    /// # Panics
-    /// When the system cannot start a thread.
+    /// A pool of `threads` threads, the caller of [`Pool::run`] counted as one (at least 1); of fewer where the system
+    /// starts no more, which changes no result.
     #[must_use]
     pub fn new(threads: usize) -> Self {
         let threads = threads.max(1);
@@ -120,12 +118,13 @@ impl Pool {
         let workers: Vec<_> = (0..threads - 1)
             .map(|worker| {
                 let shared = shared.clone();
-                std::thread::Builder::new()
-                    .name(format!("math-{worker}"))
-                    .spawn(move || shared.work(worker))
-                    .expect("the system can start a thread")
+                std::thread::Builder::new().name(format!("math-{worker}")).spawn(move || shared.work(worker))
+            })
+            .map_while(|started| {
+                started.inspect_err(|error| tracing::warn!("fewer than {threads} threads: {error}")).ok()
             })
             .collect();
+        let threads = workers.len() + 1;
         let sleepers = workers.iter().map(|worker| worker.thread().clone()).collect();
         Self { shared: Some(shared), turn: Mutex::new(()), workers, sleepers, threads }
     }

@@ -10,6 +10,8 @@ pub struct SessionFacts {
     pub policy_calls: usize,
     /// Errors of the upstream, in order.
     pub upstream_failures: Vec<String>,
+    /// What is said of the last call that went wrong.
+    pub last_error: Option<String>,
     /// The harness says that its turns were used up, or asked for more of them.
     pub is_at_max_turns: bool,
 }
@@ -18,17 +20,27 @@ impl SessionFacts {
     /// Of a closed session.
     #[must_use]
     pub fn of(session: &SessionResult, has_harness_used_up_turns: bool) -> Self {
+        let (calls, failures) = (&session.calls, session.upstream_failures.iter());
+        let unreadable = calls.iter().filter(|call| is_no_reply(call)).filter_map(|call| call.error.as_ref());
         Self {
-            policy_calls: session.calls.iter().filter(|call| is_policys_doing(call)).count(),
-            upstream_failures: session.upstream_failures.clone(),
+            policy_calls: calls.iter().filter(|call| is_policys_doing(call)).count(),
+            upstream_failures: failures.chain(unreadable).cloned().collect(),
+            last_error: calls.iter().rev().find_map(|call| call.error.clone()),
             is_at_max_turns: has_harness_used_up_turns || session.max_calls_hit,
         }
     }
 }
 
 /// The harness got the whole reply.
-pub(super) const fn is_answered(call: &Call) -> bool {
-    matches!(call.status, CallStatus::Ok | CallStatus::ParseError)
+pub(super) fn is_answered(call: &Call) -> bool {
+    matches!(call.status, CallStatus::Ok | CallStatus::ParseError) && !is_no_reply(call)
+}
+
+/// What came was not even JSON, and so none of the policy's: a proxy's page, say. It is kept as text.
+fn is_no_reply(call: &Call) -> bool {
+    let is_text = call.response.as_ref().is_some_and(|response| response.get().starts_with('"'));
+    let is_empty = call.completion_token_ids.is_none() && call.text.is_none() && call.tool_calls.is_none();
+    call.status == CallStatus::ParseError && is_text && is_empty
 }
 
 /// True if the policy sampled for the call, or was at it when the trial ended.
@@ -66,17 +78,21 @@ pub fn conclude(evidence: &ExitEvidence, session: &SessionFacts) -> Outcome {
         return invalid(InfraFailure::Engine(error.clone()));
     }
     if session.policy_calls == 0 {
+        let calls = match &session.last_error {
+            None => "without a model call".to_owned(),
+            Some(error) => format!("without an answer to a model call, of which the last: {error}"),
+        };
         return invalid(InfraFailure::Harness(match (evidence.code, evidence.signal) {
             _ if was_oom_killed => {
                 "ran out of memory before any model call: raise sandbox.memory_mb".to_owned()
             }
-            _ if evidence.timed_out => "hung without a model call until its time was up".to_owned(),
+            _ if evidence.timed_out => format!("hung until its time was up, {calls}"),
             _ if evidence.is_killed_for_disk => {
                 "wrote more than its workspace may take before any model call: raise sandbox.workspace_mb"
                     .to_owned()
             }
-            (Some(code), _) => format!("exited with code {code} without a model call"),
-            (None, signal) => format!("ended by signal {} without a model call", signal.unwrap_or(0)),
+            (Some(code), _) => format!("exited with code {code} {calls}"),
+            (None, signal) => format!("ended by signal {} {calls}", signal.unwrap_or(0)),
         }));
     }
     if was_oom_killed {
@@ -160,6 +176,19 @@ mod tests {
     }
 
     #[test]
+    fn a_page_in_place_of_a_reply_is_the_upstreams_failure() {
+        let page = serde_json::json!({
+            "status": "parse_error", "http_status": 200, "response": "<html>", "error": "no chat completion"
+        });
+        let session =
+            SessionResult { calls: vec![std::sync::Arc::new(call(&page))], ..SessionResult::default() };
+        let evidence = ExitEvidence { code: Some(1), ..ExitEvidence::default() };
+        let outcome = conclude(&evidence, &SessionFacts::of(&session, false));
+        let failure = InfraFailure::Engine("no chat completion".to_owned());
+        assert_eq!(outcome, Outcome::Invalid { failure });
+    }
+
+    #[test]
     fn a_workspace_that_is_too_large_at_the_end_explains_no_kill() {
         let ended = |is_hosts: bool| {
             outcome(|e, _| {
@@ -230,6 +259,7 @@ mod tests {
             serde_json::json!({"status": "client_disconnect", "http_status": 200}),
             serde_json::json!({"status": "aborted", "attempt": 2, "completion_token_ids": [1]}),
             serde_json::json!({"status": "parse_error"}),
+            serde_json::json!({"status": "parse_error", "response": {"choices": []}}),
             serde_json::json!({"status": "ok", "kind": "aux"}),
         ] {
             let valid = |termination| Outcome::Valid { termination };

@@ -16,7 +16,7 @@ use crate::record::{
     CallKind, Disposition, EpisodeId, ExitEvidence, GroupId, InfraFailure, Outcome, Sample, SessionId,
     TaskId, Termination, TrialId,
 };
-use crate::sandbox::{Backend, Limits, Mount, Spec, make_readable, remove_tree};
+use crate::sandbox::{Backend, Limits, Mount, SandboxError, Spec, make_readable, remove_tree};
 use crate::task::{ChangeError, Task, TaskStore, Verdict, Verifier};
 
 /// What a trial is for. Evaluation trials are captured like the others and never train.
@@ -274,11 +274,11 @@ async fn attempt(
     let exit = match (run, served) {
         (Some(Ok(exit)), _) => exit,
         (Some(Err(error)), _) => {
-            return Ok(invalid(
-                InfraFailure::SandboxLost(error.to_string()),
-                ExitEvidence::default(),
-                session,
-            ));
+            let failure = match error {
+                SandboxError::Exec { .. } => InfraFailure::Harness(format!("does not start: {error}")),
+                error => InfraFailure::SandboxLost(error.to_string()),
+            };
+            return Ok(invalid(failure, ExitEvidence::default(), session));
         }
         // The listener ends before the harness only when the proxy shuts down.
         (None, _) => return Ok(invalid(InfraFailure::Shutdown, ExitEvidence::default(), session)),

@@ -50,6 +50,20 @@ impl RunError {
 
     /// An error of a room below with all its causes, and what was being done.
     pub fn failed(doing: &'static str) -> impl FnOnce(anyhow::Error) -> Self {
-        move |error| Self::Failed { doing, cause: format!("{error:#}") }
+        move |error| Self::Failed { doing, cause: causes(&error) }
     }
+}
+
+/// An error with its causes; one that the text before it already quotes is not repeated.
+#[must_use]
+pub fn causes(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }

@@ -20,7 +20,7 @@ use crate::proxy::{LocalTokenizers, VersionSource};
 use crate::record::PolicyVersion;
 use crate::sandbox::Capabilities;
 use crate::task::Split;
-use crate::telemetry::{Event, EventLog, log_to_file};
+use crate::telemetry::{Event, EventLog, log_to_file, say};
 
 /// What is not in the config files.
 #[derive(Debug, Clone)]
@@ -115,8 +115,8 @@ pub async fn eval(
     let weak = options.allow_weak_sandbox;
     let machinery =
         Machinery::start(&config, &dataset, served, &tokenizers, machinery::Places::of(&folder), weak).await;
-    let machinery = machinery.or_else(|error| folder.leave_scratch(Err(error)))?;
-    eprintln!("run folder: {}", folder.root().display());
+    let machinery = machinery.or_else(|error| folder.leave_unstarted(error))?;
+    say(&format!("run folder: {}", folder.root().display()));
 
     let split = options.split.as_str();
     let result = async {

@@ -244,6 +244,16 @@ impl RunFolder {
         Err(RunError::Io { path, source })
     }
 
+    /// Ends a new run that could not start, so that its folder can be used again.
+    pub fn leave_unstarted<T>(&self, error: RunError) -> Result<T, RunError> {
+        if self.state.incarnation == 0
+            && let Err(source) = fs::remove_file(self.root.join("run.json"))
+        {
+            tracing::warn!("{} stays: {source}", self.root.join("run.json").display());
+        }
+        self.leave_scratch(Err(error))
+    }
+
     /// Ends a run: removes the scratch folder. What is left of it changes nothing of a result: the next start removes
     /// it.
     pub fn leave_scratch<T>(&self, result: Result<T, RunError>) -> Result<T, RunError> {
@@ -315,6 +325,20 @@ mod tests {
         started("zzz", RunKind::Eval, 30);
         let newest = RunFolder::newest(temp.path()).expect("one");
         assert_eq!(newest.file_name().expect("name"), "eval-of-the-loss");
+    }
+
+    #[test]
+    fn the_folder_of_a_run_that_could_not_start_can_be_used_again() {
+        let temp = tempfile::tempdir().expect("temp");
+        let folder = RunFolder::create(temp.path(), RunKind::Train).expect("new");
+        assert!(matches!(folder.leave_unstarted::<()>(RunError::Stopped), Err(RunError::Stopped)));
+        drop(folder);
+        let folder = RunFolder::create(temp.path(), RunKind::Train).expect("as if it were new");
+        drop(folder);
+        let resumed = RunFolder::resume(temp.path()).expect("resumed");
+        let _: Result<(), _> = resumed.leave_unstarted(RunError::Stopped);
+        drop(resumed);
+        RunFolder::resume(temp.path()).expect("one that ran once is kept");
     }
 
     #[test]

@@ -23,11 +23,12 @@ type Sums = BTreeMap<String, String>;
 ///
 /// # Errors
 /// [`RunError::OtherInput`] names the file that is another; [`RunError::Io`] one that cannot be read.
-pub fn check(root: &Path, config: &Config) -> Result<(), RunError> {
+pub fn check(root: &Path, config: &Config, is_new: bool) -> Result<(), RunError> {
     let path = root.join("inputs.json");
     let files = files(config);
     let sums = sums(&files)?;
     match fs::read(&path) {
+        _ if is_new => write_json(&path, &sums),
         Err(error) if error.kind() == ErrorKind::NotFound => write_json(&path, &sums),
         Err(source) => Err(RunError::Io { path, source }),
         Ok(text) => {
@@ -78,10 +79,10 @@ mod tests {
         };
         let config = Config::defaults(Environment::default()).expect("defaults");
         let config = set(set(config, "training.dataset", at("tasks.jsonl")), "proxy.model_path", root.into());
-        check(root, &config).expect("kept");
-        check(root, &config).expect("the same");
+        check(root, &config, true).expect("kept");
+        check(root, &config, false).expect("the same");
         let is_refused = |name: &str| {
-            let error = check(root, &config).expect_err("another file").to_string();
+            let error = check(root, &config, false).expect_err("another file").to_string();
             assert!(error.contains(name) && error.contains("start a new run"), "{error}");
         };
         fs::write(at("tokenizer.json"), "a new file").expect("written");
@@ -90,7 +91,7 @@ mod tests {
         fs::write(at("tasks.jsonl"), "{} ").expect("written");
         is_refused("tasks.jsonl");
         fs::write(at("tasks.jsonl"), "{}").expect("written");
-        check(root, &config).expect("put back");
+        check(root, &config, false).expect("put back");
         fs::remove_file(at("model.safetensors")).expect("removed");
         is_refused("model.safetensors");
     }

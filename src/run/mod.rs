@@ -25,7 +25,7 @@ mod upstreams;
 mod waves;
 
 pub use account::TokenAccount;
-pub use error::RunError;
+pub use error::{RunError, causes};
 pub use eval::{EvalOptions, EvalReport, eval};
 pub use evaluation::{Evaluation, Rates, TaskScore};
 pub use folder::{RunFolder, write_json};

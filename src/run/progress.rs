@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
+use crate::telemetry::{note, say};
+
 /// The bars of this process's terminal.
 static BARS: LazyLock<MultiProgress> = LazyLock::new(|| {
     let bars = MultiProgress::new();
@@ -53,10 +55,10 @@ impl Progress {
 
     /// Prints a line above the bars, and to the log file.
     pub fn line(&self, text: &str) {
-        crate::telemetry::note(text);
+        note(text);
         match &self.shown {
-            Some((bars, _)) => bars.suspend(|| eprintln!("{text}")),
-            None => eprintln!("{text}"),
+            Some((bars, _)) => bars.suspend(|| say(text)),
+            None => say(text),
         }
     }
 

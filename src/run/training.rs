@@ -22,7 +22,7 @@ use crate::model::Model;
 use crate::proxy::LocalTokenizers;
 use crate::rollout::TaskOrder;
 use crate::task::{Split, Task};
-use crate::telemetry::{Event, EventLog, LogFile, MetricValue, RunMetrics, log_to_file};
+use crate::telemetry::{Event, EventLog, LogFile, MetricValue, RunMetrics, log_to_file, say};
 use crate::train::{Checkpoints, Learner, StepMetrics, TrainError};
 
 /// What is not in the config files.
@@ -78,6 +78,13 @@ pub async fn train(
         run.leave(error);
     }
     run.machinery.stop().await;
+    if let Err(error) = &result {
+        let then = if matches!(error, RunError::Stopped) { "" } else { ", once its cause is gone" };
+        say(&format!(
+            "`lego train --resume --output-dir {}` goes on with it{then}",
+            run.folder.root().display()
+        ));
+    }
     run.folder.leave_scratch(result)
 }
 
@@ -131,7 +138,7 @@ impl Run {
         if !options.resume {
             folder.keep_config(&config)?;
         }
-        inputs::check(folder.root(), &config)?;
+        inputs::check(folder.root(), &config, !options.resume)?;
         let log = log_to_file(&folder.root().join("train.log"))
             .map_err(|error| RunError::failed("opening train.log")(error.into()))?;
         let checkpoints = Checkpoints::new(folder.checkpoints(), config.training.keep_checkpoints);
@@ -167,8 +174,8 @@ impl Run {
         let weak = options.allow_weak_sandbox;
         let machinery =
             Machinery::start(&config, &dataset, served, &tokenizers, Places::of(&folder), weak).await;
-        let machinery = machinery.or_else(|error| folder.leave_scratch(Err(error)))?;
-        eprintln!("run folder: {}", folder.root().display());
+        let machinery = machinery.or_else(|error| folder.leave_unstarted(error))?;
+        say(&format!("run folder: {}", folder.root().display()));
         Ok(Self {
             companions: companions(&model_path),
             saved_at: newest.map(|_| carried.step),
@@ -197,7 +204,7 @@ impl Run {
         let before = self.evaluation("before").await?;
         let training = self.config.training.clone();
         if self.carried.step > 0 {
-            eprintln!("going on from step {} of {}", self.carried.step, training.max_steps);
+            say(&format!("going on from step {} of {}", self.carried.step, training.max_steps));
         }
         // One that the run was stopped in.
         self.due_evaluation().await?;

@@ -118,7 +118,7 @@ impl Dataset {
             let task = parse(bytes).map_err(bad)?;
             if let Some(first) = lines_by_id.insert(task.instance_id.clone(), line) {
                 let id = &task.instance_id;
-                return Err(bad(format!("instance_id {id:?} is already that of line {first}")));
+                return Err(bad(format!("instance_id {id} is already that of line {first}")));
             }
             let bundle = folder.join(&task.bundle);
             if !bundle.is_file() {
@@ -143,7 +143,9 @@ impl Dataset {
 }
 
 fn parse(bytes: &[u8]) -> Result<Task, String> {
-    let value: Value = serde_json::from_slice(bytes).map_err(|error| format!("not JSON: {error}"))?;
+    let value: Value = serde_json::from_slice(bytes).map_err(|error| {
+        format!("not JSON: {}", error.to_string().replace(" at line 1 column", " at column"))
+    })?;
     let Value::Object(fields) = value else {
         return Err("not a JSON object".to_owned());
     };

@@ -299,10 +299,15 @@ fn why_not_ready(exit: &Exit) -> String {
     }
     let stderr = String::from_utf8_lossy(&exit.stderr);
     let last = stderr.lines().last().unwrap_or("nothing on stderr");
-    format!(
-        "the hidden tests did not start: exit code {:?}, signal {:?}, {last}",
-        exit.evidence.code, exit.evidence.signal
-    )
+    let Exit { evidence, .. } = exit;
+    let end = match (evidence.code, evidence.signal) {
+        _ if evidence.oom_kills.is_some_and(|kills| kills > 0) => {
+            "out of memory (raise sandbox.memory_mb)".to_owned()
+        }
+        (Some(code), _) => format!("exit code {code}"),
+        (None, signal) => format!("signal {}", signal.unwrap_or(0)),
+    };
+    format!("the hidden tests did not start: {end}, {last}")
 }
 
 /// What belongs to the tests: the top folder of a hidden test file, or the file itself.

@@ -105,6 +105,11 @@ pub fn log_to_file(path: &Path) -> Result<LogFile, TelemetryError> {
     Ok(LogFile { path: path.to_owned() })
 }
 
+/// Writes a line to stderr for people. Nobody may read it any more: that ends nothing.
+pub fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 /// Writes a line to the log file alone: what people see by other means.
 pub fn note(text: &str) {
     if let Some(file) = &*FILE.lock().unwrap_or_else(PoisonError::into_inner) {

@@ -17,7 +17,7 @@ mod tensorboard;
 
 pub use catalog::{COLUMNS, Column, Kind, PROMETHEUS, Prometheus, reference_markdown};
 pub use events::{Event, EventLog};
-pub use logs::{LogFile, LogSink, configure, log_to_file, note, set_stderr_sink, start};
+pub use logs::{LogFile, LogSink, configure, log_to_file, note, say, set_stderr_sink, start};
 pub use prometheus::{PrometheusPage, install_prometheus};
 pub use run_metrics::{MetricValue, RunMetrics, read_column};
 pub use tensorboard::{Scalar, TensorBoard, read_scalars};

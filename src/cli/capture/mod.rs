@@ -111,7 +111,7 @@ fn load(dir: &Path, query: Query) -> anyhow::Result<Vec<Call>> {
 
 fn warn_skipped(reader: &Reader) {
     for file in reader.skipped() {
-        eprintln!("warning: left out {file}");
+        errln!("warning: left out {file}");
     }
 }
 

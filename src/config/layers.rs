@@ -26,6 +26,8 @@ pub(super) struct Layers {
     /// As written: what may be shown and stored.
     pub shown: BTreeMap<String, Value>,
     pub origins: BTreeMap<String, Origin>,
+    /// The values are those that a run was started with: nothing overrides them.
+    pub is_resolved: bool,
     /// File names for messages.
     pub files: BTreeMap<FileKind, String>,
 }

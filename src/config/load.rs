@@ -204,7 +204,7 @@ impl Config {
     /// As [`Config::load`].
     pub fn load_resolved(path: &Path, environment: Environment) -> Result<Self, ConfigError> {
         let schema = Schema::new();
-        let mut layers = Layers::default();
+        let mut layers = Layers { is_resolved: true, ..Layers::default() };
         let mut errors = Vec::new();
         for kind in FileKind::ALL {
             layers.files.insert(kind, path.display().to_string());
@@ -240,7 +240,7 @@ impl Config {
     ) -> Result<Self, ConfigError> {
         for (variable, key) in OVERRIDES {
             let is_flag = matches!(layers.origins.get(key), Some(Origin::Flag(_)));
-            if let Some(value) = environment.get(variable).filter(|_| !is_flag) {
+            if let Some(value) = environment.get(variable).filter(|_| !is_flag && !layers.is_resolved) {
                 layers.set(key, value.into(), value.into(), Origin::Env(variable.to_owned()));
             }
         }
@@ -366,8 +366,10 @@ impl Config {
 
     /// Keys that were set, and not to what `other` has.
     fn differences<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (&'a str, &'a Origin)> {
+        let (own, others) = (self.tables(), other.tables());
+        let value = |tree: &Value, key: &str| resolved(key, at(tree, key).cloned().unwrap_or_default());
         let origins = self.layers.origins.iter().map(|(key, origin)| (key.as_str(), origin));
-        origins.filter(|(key, _)| resolved(key, self.shown(key)) != resolved(key, other.shown(key)))
+        origins.filter(move |(key, _)| value(&own, key) != value(&others, key))
     }
 
     /// Variables `LEGO_…` that are set although neither lego nor these files read them, each with the name that was

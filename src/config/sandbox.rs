@@ -24,7 +24,7 @@ pub struct Sandbox {
     pub termination_aware_filter: bool,
     /// What makes the sandboxes. `auto` is the embedded one, or an error that says why this machine forbids it.
     pub backend: SandboxBackend,
-    /// Memory limit of one sandbox, in MiB.
+    /// Memory limit of one sandbox, in MiB: 32 or more.
     pub memory_mb: u64,
     /// Most processes and threads in one sandbox.
     pub max_processes: u64,

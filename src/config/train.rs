@@ -60,7 +60,7 @@ pub struct Training {
     pub temperature: f64,
     /// Most tokens sampled in one turn.
     pub max_new_tokens: usize,
-    /// Threads of kernels, in engine and learner. 0: one for each core.
+    /// Threads of kernels, in engine and learner, at most 1024. 0: one for each core.
     pub threads: usize,
     /// Optimizer steps between held-out evaluations, which follow a whole policy version. 0: only before and after.
     pub eval_interval: u64,
@@ -257,7 +257,7 @@ pub struct Reward {
     /// Reward the share of tests that pass, in place of all or nothing.
     pub partial_credit: bool,
     /// Give a reward of -1 to trials that the policy itself made invalid: out of time, out of memory, harness
-    /// ended with an error. Never for infrastructure.
+    /// ended with an error. Never for infrastructure, and not in evaluations.
     pub penalize_invalid_trajectory: bool,
 }
 

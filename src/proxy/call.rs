@@ -144,7 +144,9 @@ async fn admitted(inner: &Inner, session: &Session, route: &Route) -> Result<Pla
     let closed = session.closed();
     tokio::select! {
         biased;
+        // Nobody is to come back for it.
         () = closed.cancelled() => Err(Refused {
+            status: 403,
             message: format!("session {} ended before the call found a place", session.spec.session_id),
             code: "session_closed",
             after: Duration::from_secs(1),
@@ -160,6 +162,7 @@ async fn place(inner: &Inner, route: &Route) -> Result<Places, Refused> {
     match tokio::time::timeout(inner.options.admission_wait, waiting).await {
         Ok(slot) => Ok(Places { _slot: slot.ok(), _of_route: of_route, _running: Some(inner.gate.enter()) }),
         Err(_) => Err(Refused {
+            status: 429,
             message: format!(
                 "{} calls are in flight, the most that this proxy lets in; try again soon, or raise \
                  proxy.max_in_flight",

@@ -24,6 +24,7 @@ pub(super) struct Places {
 
 /// A call that found no place in time.
 pub(super) struct Refused {
+    pub(super) status: u16,
     /// What is full, and which key says how large it is.
     pub(super) message: String,
     pub(super) code: &'static str,
@@ -39,7 +40,7 @@ impl Refused {
     }
 
     pub(super) fn error(&self) -> ApiError {
-        ApiError::new(429, ErrorType::Server, self.code, self.message.clone())
+        ApiError::new(self.status, ErrorType::Server, self.code, self.message.clone())
     }
 }
 
@@ -83,6 +84,7 @@ impl Limits {
                 // The semaphore is never closed.
                 let place = tokio::time::timeout(self.longest_wait, waiting).await.ok().and_then(Result::ok);
                 Some(place.ok_or_else(|| Refused {
+                    status: 429,
                     message: format!(
                         "{most} calls for this model are in flight, the most that {}.max_concurrent lets in; try \
                          again soon",
@@ -117,7 +119,7 @@ impl Limits {
                 "this model gets no more than {most} requests in that time ({}.{key}); try again in {after:.1?}",
                 self.table
             );
-            return Err(Refused { message, code: "rate_limited", after });
+            return Err(Refused { status: 429, message, code: "rate_limited", after });
         }
         for window in windows.iter_mut() {
             window.take(at);

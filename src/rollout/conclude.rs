@@ -50,9 +50,9 @@ fn is_policys_doing(call: &Call) -> bool {
     }
     let has_sampled = call.completion_token_ids.as_ref().is_some_and(|ids| !ids.is_empty());
     let was_cut = matches!(call.status, CallStatus::Aborted | CallStatus::ClientDisconnect);
-    // One that found no place (429) never came to the policy. One that was sent again had an upstream that failed
+    // One that found no place (429), or had none when its session ended (403), never came to the policy. One that was sent again had an upstream that failed
     // before, and may have been waiting for the next try.
-    let was_in_flight = was_cut && call.http_status != 429 && call.attempt == 1;
+    let was_in_flight = was_cut && !matches!(call.http_status, 403 | 429) && call.attempt == 1;
     has_sampled || is_answered(call) || was_in_flight
 }
 
@@ -91,7 +91,7 @@ pub fn conclude(evidence: &ExitEvidence, session: &SessionFacts) -> Outcome {
                 "wrote more than its workspace may take before any model call: raise sandbox.workspace_mb"
                     .to_owned()
             }
-            (Some(code), _) => format!("exited with code {code} {calls}"),
+            (Some(code), _) => format!("exited with code {code} {calls} (see stderr.log of the trial)"),
             (None, signal) => format!("ended by signal {} {calls}", signal.unwrap_or(0)),
         }));
     }

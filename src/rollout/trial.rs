@@ -275,7 +275,9 @@ async fn attempt(
         (Some(Ok(exit)), _) => exit,
         (Some(Err(error)), _) => {
             let failure = match error {
-                SandboxError::Exec { .. } => InfraFailure::Harness(format!("does not start: {error}")),
+                SandboxError::Exec { .. } => {
+                    InfraFailure::Harness(format!("does not start: {error}; see harness.command"))
+                }
                 error => InfraFailure::SandboxLost(error.to_string()),
             };
             return Ok(invalid(failure, ExitEvidence::default(), session));
@@ -330,12 +332,12 @@ async fn in_background<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(|error| RolloutError::Panicked(error.to_string()))
 }
 
-/// `trials/<trial_id>/`, and the trial's scratch folder, which goes with it.
 /// Files of a trial's folder that one attempt may leave and the next not write.
 const STDOUT: &str = "stdout.log";
 const STDERR: &str = "stderr.log";
 const DIFF: &str = "changes.diff";
 
+/// `trials/<trial_id>/`, and the trial's scratch folder, which goes with it.
 struct TrialFolder {
     kept: PathBuf,
     scratch: PathBuf,

@@ -7,15 +7,21 @@ use crate::config::ConfigError;
 /// Errors of the composition root. Those of the rooms below are passed on with what was being done.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    #[error("{} already holds a run, or checkpoints of one: pass another --output-dir, or --resume to go on with a training", .0.display())]
+    #[error("{} already holds a run: pass another --output-dir, or --resume to go on with a training", .0.display())]
     FolderExists(PathBuf),
+    #[error("{} holds checkpoints and no run.json: pass another --output-dir for a new run", .0.display())]
+    StrayCheckpoints(PathBuf),
     #[error("{} holds an evaluation, which does not resume: start it again with another --output-dir", .0.display())]
     NotATraining(PathBuf),
     #[error("no run to resume in {}: pass the --output-dir of a run that was started before", .0.display())]
     NothingToResume(PathBuf),
     #[error("{0}: a resumed run keeps its own config. Leave the flag out, or start a new run")]
     OtherConfig(String),
-    #[error("{} is not what the run was started with: put that file back, or start a new run", .0.display())]
+    #[error(
+        "{} is not what the run was started with (inputs.json in its folder has the SHA-256): put back what was there, or \
+         start a new run",
+        .0.display()
+    )]
     OtherInput(PathBuf),
     #[error("the run in {} is in use by process {pid}: stop that one first", root.display())]
     InUse { root: PathBuf, pid: String },
@@ -43,6 +49,15 @@ pub enum RunError {
 }
 
 impl RunError {
+    /// When a run that ended so can be resumed; `None`: its own config would have to be another.
+    pub const fn resumes(&self) -> Option<&'static str> {
+        match self {
+            Self::Stopped => Some(""),
+            Self::AllInvalid(_) | Self::NothingToTrain { .. } => None,
+            _ => Some(" once what ended it is gone"),
+        }
+    }
+
     /// What was being done when `error` came, in its own words.
     pub fn because<E: std::fmt::Display>(doing: &'static str) -> impl FnOnce(E) -> Self {
         move |error| Self::Failed { doing, cause: error.to_string() }

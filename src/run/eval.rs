@@ -103,6 +103,11 @@ pub async fn eval(
         .map_err(|error| RunError::failed("opening eval.log")(error.into()))?;
     let telemetry =
         |error: crate::telemetry::TelemetryError| RunError::failed("writing events.jsonl")(error.into());
+    let weak = options.allow_weak_sandbox;
+    let machinery =
+        Machinery::start(&config, &dataset, served, &tokenizers, machinery::Places::of(&folder), weak).await;
+    let machinery = machinery.or_else(|error| folder.leave_scratch(Err(error)))?;
+    folder.begin()?;
     let mut events = EventLog::open(&folder.root().join("events.jsonl")).map_err(telemetry)?;
     events
         .write(&Event::RunStarted {
@@ -112,10 +117,6 @@ pub async fn eval(
             resumed_at_step: None,
         })
         .map_err(telemetry)?;
-    let weak = options.allow_weak_sandbox;
-    let machinery =
-        Machinery::start(&config, &dataset, served, &tokenizers, machinery::Places::of(&folder), weak).await;
-    let machinery = machinery.or_else(|error| folder.leave_unstarted(error))?;
     say(&format!("run folder: {}", folder.root().display()));
 
     let split = options.split.as_str();

@@ -73,16 +73,21 @@ impl RunState {
 }
 
 impl RunFolder {
-    /// Makes a new run folder.
+    /// Makes a new run folder. It holds a run from [`RunFolder::begin`] on: a start that fails or is killed before can
+    /// be repeated.
     ///
     /// # Errors
     /// [`RunError::FolderExists`] if `root` already holds a run.
     pub fn create(root: &Path, kind: RunKind) -> Result<Self, RunError> {
         // A new run would take another's checkpoints for its own.
-        let has_checkpoints =
-            fs::read_dir(root.join("checkpoints")).is_ok_and(|mut entries| entries.next().is_some());
-        if has_checkpoints || root.join("run.json").exists() {
+        let entries = fs::read_dir(root.join("checkpoints")).into_iter().flatten().flatten();
+        let mut names = entries.map(|entry| entry.file_name());
+        let has_checkpoints = names.any(|name| name.to_string_lossy().starts_with("step_"));
+        if root.join("run.json").exists() {
             return Err(RunError::FolderExists(root.to_owned()));
+        }
+        if has_checkpoints {
+            return Err(RunError::StrayCheckpoints(root.to_owned()));
         }
         Self::open(root, RunState { incarnation: 0, kind, wall_seconds: 0.0 })
     }
@@ -105,7 +110,9 @@ impl RunFolder {
         if state.kind == RunKind::Eval {
             return Err(RunError::NotATraining(root.to_owned()));
         }
-        Self::open(root, RunState { incarnation: state.incarnation + 1, ..state })
+        let folder = Self::open(root, RunState { incarnation: state.incarnation + 1, ..state })?;
+        folder.write_state()?;
+        Ok(folder)
     }
 
     fn open(root: &Path, state: RunState) -> Result<Self, RunError> {
@@ -142,8 +149,15 @@ impl RunFolder {
         // What an agent leaves there, a program that runs as its owner among it, is for no other user to reach.
         fs::set_permissions(folder.scratch(), Permissions::from_mode(0o700))
             .map_err(io(&folder.scratch()))?;
-        folder.write_state()?;
         Ok(folder)
+    }
+
+    /// The new run has all that it needs.
+    ///
+    /// # Errors
+    /// [`RunError::Io`].
+    pub fn begin(&self) -> Result<(), RunError> {
+        self.write_state()
     }
 
     fn write_state(&self) -> Result<(), RunError> {
@@ -164,7 +178,7 @@ impl RunFolder {
         let started = |path: &Path| path.join("run.lock").metadata().and_then(|lock| lock.modified()).ok();
         entries
             .map(|entry| entry.path())
-            .filter(|path| is_training(path))
+            .filter(|path| path.is_dir() && is_training(path))
             // Names that lego gives sort by time.
             .max_by_key(|path| (started(path), path.clone()))
             .ok_or_else(|| RunError::NothingToResume(runs.to_owned()))
@@ -200,7 +214,7 @@ impl RunFolder {
     /// [`RunError::Io`] names the file.
     pub fn keep_config(&self, config: &Config) -> Result<(), RunError> {
         let path = self.resolved_config();
-        fs::write(&path, config.to_resolved_toml()).map_err(|source| RunError::Io { path, source })
+        write_whole(&path, config.to_resolved_toml().as_bytes())
     }
 
     pub fn captures(&self) -> PathBuf {
@@ -244,16 +258,6 @@ impl RunFolder {
         Err(RunError::Io { path, source })
     }
 
-    /// Ends a new run that could not start, so that its folder can be used again.
-    pub fn leave_unstarted<T>(&self, error: RunError) -> Result<T, RunError> {
-        if self.state.incarnation == 0
-            && let Err(source) = fs::remove_file(self.root.join("run.json"))
-        {
-            tracing::warn!("{} stays: {source}", self.root.join("run.json").display());
-        }
-        self.leave_scratch(Err(error))
-    }
-
     /// Ends a run: removes the scratch folder. What is left of it changes nothing of a result: the next start removes
     /// it.
     pub fn leave_scratch<T>(&self, result: Result<T, RunError>) -> Result<T, RunError> {
@@ -264,18 +268,23 @@ impl RunFolder {
     }
 }
 
-/// Writes `value` to a temporary file beside `path`, syncs it and renames it there.
+/// Writes `value` as JSON, as [`write_whole`].
 ///
 /// # Errors
 /// [`RunError::Io`] names the path.
 pub fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<(), RunError> {
-    let io = |source| RunError::Io { path: path.to_owned(), source };
     let mut text = serde_json::to_vec_pretty(value)
         .map_err(|error| RunError::Broken { path: path.to_owned(), cause: error.to_string() })?;
     text.push(b'\n');
+    write_whole(path, &text)
+}
+
+/// Writes a temporary file beside `path`, syncs it and renames it there.
+fn write_whole(path: &Path, text: &[u8]) -> Result<(), RunError> {
+    let io = |source| RunError::Io { path: path.to_owned(), source };
     let temporary = path.with_extension("tmp");
     let mut file = File::create(&temporary).map_err(io)?;
-    file.write_all(&text).and_then(|()| file.sync_all()).map_err(io)?;
+    file.write_all(text).and_then(|()| file.sync_all()).map_err(io)?;
     fs::rename(&temporary, path).map_err(io)
 }
 
@@ -283,11 +292,17 @@ pub fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<(), RunError> 
 mod tests {
     use super::*;
 
+    fn begun(root: &Path, kind: RunKind) -> RunFolder {
+        let folder = RunFolder::create(root, kind).expect("new");
+        folder.begin().expect("written");
+        folder
+    }
+
     #[test]
     fn a_run_is_never_overwritten_and_never_shared() {
         let temp = tempfile::tempdir().expect("temp");
         let root = temp.path().join("r1");
-        let first = RunFolder::create(&root, RunKind::Train).expect("new");
+        let first = begun(&root, RunKind::Train);
         assert!(matches!(RunFolder::create(&root, RunKind::Train), Err(RunError::FolderExists(_))));
         let in_use = RunFolder::resume(&root).expect_err("locked");
         assert!(in_use.to_string().contains(&std::process::id().to_string()), "{in_use}");
@@ -304,7 +319,7 @@ mod tests {
     #[test]
     fn an_evaluation_is_not_taken_for_a_training_run() {
         let temp = tempfile::tempdir().expect("temp");
-        let folder = RunFolder::create_in(temp.path(), RunKind::Eval).expect("new");
+        let folder = begun(&temp.path().join("eval-1"), RunKind::Eval);
         let root = folder.root().to_owned();
         drop(folder);
         assert!(matches!(RunFolder::newest(temp.path()), Err(RunError::NothingToResume(_))));
@@ -315,7 +330,7 @@ mod tests {
     fn the_newest_training_is_the_one_started_last_whatever_its_name() {
         let temp = tempfile::tempdir().expect("temp");
         let started = |name: &str, kind, seconds: u64| {
-            let folder = RunFolder::create(&temp.path().join(name), kind).expect("new");
+            let folder = begun(&temp.path().join(name), kind);
             let at = std::time::UNIX_EPOCH + Duration::from_secs(seconds);
             let lock = File::options().write(true).open(folder.root().join("run.lock")).expect("lock");
             lock.set_modified(at).expect("time");
@@ -323,28 +338,26 @@ mod tests {
         started("train-a", RunKind::Train, 10);
         started("eval-of-the-loss", RunKind::Train, 20);
         started("zzz", RunKind::Eval, 30);
+        fs::write(temp.path().join("zzz-notes.txt"), "no run").expect("written");
         let newest = RunFolder::newest(temp.path()).expect("one");
         assert_eq!(newest.file_name().expect("name"), "eval-of-the-loss");
     }
 
     #[test]
-    fn the_folder_of_a_run_that_could_not_start_can_be_used_again() {
+    fn the_folder_of_a_run_that_did_not_begin_can_be_used_again() {
         let temp = tempfile::tempdir().expect("temp");
-        let folder = RunFolder::create(temp.path(), RunKind::Train).expect("new");
-        assert!(matches!(folder.leave_unstarted::<()>(RunError::Stopped), Err(RunError::Stopped)));
-        drop(folder);
+        drop(RunFolder::create(temp.path(), RunKind::Train).expect("new"));
+        assert!(matches!(RunFolder::resume(temp.path()), Err(RunError::NothingToResume(_))));
         let folder = RunFolder::create(temp.path(), RunKind::Train).expect("as if it were new");
+        folder.begin().expect("written");
         drop(folder);
-        let resumed = RunFolder::resume(temp.path()).expect("resumed");
-        let _: Result<(), _> = resumed.leave_unstarted(RunError::Stopped);
-        drop(resumed);
-        RunFolder::resume(temp.path()).expect("one that ran once is kept");
+        assert!(matches!(RunFolder::create(temp.path(), RunKind::Train), Err(RunError::FolderExists(_))));
     }
 
     #[test]
     fn wall_time_is_of_all_starts() {
         let temp = tempfile::tempdir().expect("temp");
-        let mut folder = RunFolder::create(temp.path(), RunKind::Train).expect("new");
+        let mut folder = begun(temp.path(), RunKind::Train);
         assert_eq!(folder.keep_wall(2.0).expect("written"), 2.0);
         assert_eq!(folder.keep_wall(3.0).expect("written"), 3.0);
         drop(folder);
@@ -357,7 +370,7 @@ mod tests {
         let temp = tempfile::tempdir().expect("temp");
         fs::create_dir_all(temp.path().join("checkpoints/step_3")).expect("folders");
         let refused = RunFolder::create(temp.path(), RunKind::Train);
-        assert!(matches!(refused, Err(RunError::FolderExists(_))));
+        assert!(matches!(refused, Err(RunError::StrayCheckpoints(_))));
     }
 
     #[test]
@@ -374,7 +387,7 @@ mod tests {
 
         crate::sandbox::as_ordinary_user(|folder| {
             let root = folder.join("r1");
-            let first = RunFolder::create(&root, RunKind::Train).expect("new");
+            let first = begun(&root, RunKind::Train);
             let locked = first.scratch().join("t.1/workspace/d");
             fs::create_dir_all(&locked).expect("folders");
             fs::write(locked.join("f"), "x").expect("file");

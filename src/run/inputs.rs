@@ -12,8 +12,14 @@ use super::folder::write_json;
 use crate::config::Config;
 
 /// Files of the starting policy that decide what is sampled and trained.
-const OF_MODEL: [&str; 5] =
-    ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
+const OF_MODEL: [&str; 6] = [
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+];
 
 /// SHA-256 of each file that was there, by its name.
 type Sums = BTreeMap<String, String>;

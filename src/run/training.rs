@@ -78,12 +78,9 @@ pub async fn train(
         run.leave(error);
     }
     run.machinery.stop().await;
-    if let Err(error) = &result {
-        let then = if matches!(error, RunError::Stopped) { "" } else { ", once its cause is gone" };
-        say(&format!(
-            "`lego train --resume --output-dir {}` goes on with it{then}",
-            run.folder.root().display()
-        ));
+    if let Some(then) = result.as_ref().err().and_then(RunError::resumes) {
+        let folder = run.folder.root().display();
+        say(&format!("`lego train --resume --output-dir {folder}` goes on with it{then}"));
     }
     run.folder.leave_scratch(result)
 }
@@ -157,6 +154,15 @@ impl Run {
         if let Some(step) = resumed_at {
             evaluation::forget_after(&folder.reports(), step)?;
         }
+        let model = Arc::new(learner.model().clone());
+        let (engine, served) = policy::embedded(&config, &model_path, model, carried.version)?;
+        let weak = options.allow_weak_sandbox;
+        let machinery =
+            Machinery::start(&config, &dataset, served, &tokenizers, Places::of(&folder), weak).await;
+        let machinery = machinery.or_else(|error| folder.leave_scratch(Err(error)))?;
+        if !options.resume {
+            folder.begin()?;
+        }
         let metrics = RunMetrics::open(folder.root(), resumed_at)
             .map_err(|error| RunError::failed("opening metrics.parquet")(error.into()))?;
         let mut events = EventLog::open(&folder.root().join("events.jsonl"))
@@ -169,12 +175,6 @@ impl Run {
                 resumed_at_step: resumed_at,
             })
             .map_err(|error| RunError::failed("writing events.jsonl")(error.into()))?;
-        let model = Arc::new(learner.model().clone());
-        let (engine, served) = policy::embedded(&config, &model_path, model, carried.version)?;
-        let weak = options.allow_weak_sandbox;
-        let machinery =
-            Machinery::start(&config, &dataset, served, &tokenizers, Places::of(&folder), weak).await;
-        let machinery = machinery.or_else(|error| folder.leave_unstarted(error))?;
         say(&format!("run folder: {}", folder.root().display()));
         Ok(Self {
             companions: companions(&model_path),
@@ -261,11 +261,17 @@ impl Run {
         let learner = &mut self.learner;
         let rates: Vec<f64> =
             (before..before + steps).map(|step| learner::learning_rate(&training, step)).collect();
-        let metrics = tokio::task::block_in_place(|| learner.train_version(&batch.episodes, &rates, version))
-            .map_err(|error| match error {
-                TrainError::Stopped => RunError::Stopped,
-                error => RunError::failed("training")(error.into()),
-            })?;
+        let updates = learner.optimizer_steps();
+        let trained = tokio::task::block_in_place(|| learner.train_version(&batch.episodes, &rates, version));
+        let metrics = match trained {
+            Ok(metrics) => metrics,
+            Err(TrainError::Stopped) => {
+                // Before its first update the policy is still that of the last complete step.
+                self.is_midway = learner.optimizer_steps() != updates;
+                return Err(RunError::Stopped);
+            }
+            Err(error) => return Err(RunError::failed("training")(error.into())),
+        };
         times.train = started.elapsed();
         times.replay = self.learner.replay_time();
 

@@ -177,7 +177,7 @@ pub async fn wave(
 fn why_nothing(result: &TrialResult) -> Option<String> {
     let trial = &result.spec.trial_id;
     Some(match &result.outcome {
-        Outcome::Invalid { failure } => describe(failure, trial),
+        Outcome::Invalid { failure } => format!("{trial}: {}", describe(failure)),
         Outcome::Valid { .. } if result.turns > 0 || result.sampled_tokens > 0 => return None,
         Outcome::Valid { termination: Termination::AgentTimeout } => {
             "the policy answered no call until the trial's time was up: see that the upstream answers, or raise \
@@ -200,8 +200,7 @@ fn tell(
 ) -> Result<(), crate::telemetry::TelemetryError> {
     let (trial_id, task_id) = (result.spec.trial_id.clone(), result.spec.task.instance_id.clone());
     if let Outcome::Invalid { failure } = &result.outcome {
-        let text =
-            format!("invalid_trajectory trial={trial_id} task={task_id}: {}", describe(failure, &trial_id));
+        let text = format!("invalid_trajectory trial={trial_id} task={task_id}: {}", describe(failure));
         tracing::warn!("{text}");
         let (trial_id, task_id) = (trial_id.clone(), task_id.clone());
         events.write(&Event::InvalidTrajectory { trial_id, task_id, failure: failure.clone() })?;
@@ -218,13 +217,13 @@ fn tell(
     })
 }
 
-fn describe(failure: &InfraFailure, trial: &TrialId) -> String {
+fn describe(failure: &InfraFailure) -> String {
     match failure {
         InfraFailure::SandboxStart(cause) => format!("the sandbox could not be made: {cause}"),
         InfraFailure::SandboxLost(cause) => format!("the sandbox was lost: {cause}"),
         InfraFailure::HostOom => "the host ran out of memory".to_owned(),
         InfraFailure::Harness(cause) => {
-            format!("the harness {cause} (its output: trials/{trial}/stderr.log)")
+            format!("the harness {cause}")
         }
         InfraFailure::Engine(cause) => format!("the upstream failed: {cause}"),
         InfraFailure::Verifier(cause) => format!("the verifier could not run: {cause}"),

@@ -58,7 +58,7 @@ impl Checkpoints {
 
     /// Writes `step_<step>` with the learner's model and optimizer, the caller's `run` state, and copies of
     /// `companions` (tokenizer, chat template, …). Everything is on disk before the folder gets its name.
-    /// Then older checkpoints beyond `keep_last` go. One of the same step is not replaced.
+    /// Then older checkpoints beyond `keep_last` go. One of the same step that is there is complete, and stays.
     ///
     /// # Errors
     /// [`TrainError::Write`] with the path, as on a full disk; the earlier checkpoints stay.
@@ -70,6 +70,9 @@ impl Checkpoints {
         run: &Value,
     ) -> Result<PathBuf, TrainError> {
         let path = self.root.join(format!("step_{step}"));
+        if path.exists() {
+            return Ok(path);
+        }
         let partial = self.root.join(format!(".step_{step}.partial"));
         remove_if_present(&partial)?;
         fs::create_dir_all(&partial).map_err(|source| write_error(&partial, source))?;

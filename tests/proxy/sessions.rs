@@ -162,8 +162,8 @@ async fn a_session_that_ends_does_not_wait_for_calls_without_a_place() {
     };
     assert_eq!(refused, "400 max_turns_reached");
     let result = tokio::time::timeout(PATIENCE, second.close()).await.expect("in time");
-    assert_eq!(waiting.await, "429 session_closed");
-    assert_eq!((result.calls[0].status, result.calls[0].http_status), (CallStatus::Aborted, 429));
+    assert_eq!(waiting.await, "403 session_closed");
+    assert_eq!((result.calls[0].status, result.calls[0].http_status), (CallStatus::Aborted, 403));
     assert_eq!(SessionFacts::of(&result, false).policy_calls, 0, "it never came to the policy");
     drop(first.close().await);
     assert!(running.await.expect("the first call ends").is_server_error());

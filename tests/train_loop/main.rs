@@ -410,4 +410,10 @@ fn bad_input_is_refused_before_anything_starts() {
     refused(&mut train(&other, &run("c"), &[]), &["other.toml", "max_turn", "max_turns"]);
 
     refused(&mut train(&config, &run("d"), &["--resume"]), &["no run to resume"]);
+
+    // One that could not start is no run: the folder is there for the next try.
+    fs::write(&other, text.replace("[policy]", "[policy]\nmax_batch = 1000000000")).expect("write");
+    for _ in 0..2 {
+        refused(&mut train(&other, &run("e"), &[]), &["policy.max_batch"]);
+    }
 }

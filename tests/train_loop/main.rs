@@ -290,7 +290,15 @@ fn every_edit_that_was_made_is_captured(run: &Path) {
         if !workspace.join(".git").exists() {
             continue;
         }
-        let diff = Command::new("git").current_dir(&workspace).args(["diff", "-U0"]).output().expect("git");
+        // Its own repository, and never this one, in whose target/ it lies.
+        let arguments = ["--git-dir", ".git", "--work-tree", ".", "diff", "-U0"];
+        let diff = Command::new("git").current_dir(&workspace).args(arguments).output().expect("git");
+        if !diff.status.success() {
+            let error = String::from_utf8_lossy(&diff.stderr).into_owned();
+            assert!(error.contains("not a git repository"), "{error}");
+            // lego was killed while it was made: no agent had it yet.
+            continue;
+        }
         let text = String::from_utf8_lossy(&diff.stdout).into_owned();
         let added = text.lines().filter(|line| line.starts_with('+') && !line.starts_with("+++"));
         for line in added.map(|line| line[1..].trim()) {

@@ -103,7 +103,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 /// Runs the training and prints its report.
 pub fn start(config: Config, args: RunArgs) -> anyhow::Result<()> {
-    config.refuse_unsupported(Use::Train)?;
+    // A run that is resumed has a config of its own.
+    if !args.resume {
+        config.refuse_unsupported(Use::Train)?;
+    }
     super::warn_of_stray_variables(&config);
     let observability = &config.training.observability;
     crate::telemetry::configure(observability.log_level.as_str(), observability.log_json);

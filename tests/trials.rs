@@ -82,7 +82,7 @@ fn a_harness_that_never_calls_the_policy_is_filtered_not_scored() {
     for (command, timeout, cause) in [
         (vec!["sh", "-c", "exit 3"], 60, "exited with code 3 without a model call"),
         (vec!["true"], 60, "exited with code 0 without a model call"),
-        (vec!["sleep", "1000"], 1, "hung without a model call"),
+        (vec!["sleep", "1000"], 1, "hung until its time was up, without a model call"),
         (vec!["/no/such/program"], 60, "/no/such/program"),
     ] {
         let temp = tempfile::tempdir().expect("temp");

@@ -52,7 +52,7 @@ impl Config {
 
 /// Most threads for the arithmetic that anybody means.
 pub const MAX_THREADS: usize = 1024;
-/// Least memory of a sandbox, MiB: Python with its unittest takes about 15.
+/// Least memory of a sandbox, MiB: an interpreter and what it tests have to fit.
 const LEAST_MEMORY_MB: u64 = 32;
 
 struct Problems<'a> {

@@ -222,9 +222,7 @@ fn describe(failure: &InfraFailure) -> String {
         InfraFailure::SandboxStart(cause) => format!("the sandbox could not be made: {cause}"),
         InfraFailure::SandboxLost(cause) => format!("the sandbox was lost: {cause}"),
         InfraFailure::HostOom => "the host ran out of memory".to_owned(),
-        InfraFailure::Harness(cause) => {
-            format!("the harness {cause}")
-        }
+        InfraFailure::Harness(cause) => format!("the harness {cause}"),
         InfraFailure::Engine(cause) => format!("the upstream failed: {cause}"),
         InfraFailure::Verifier(cause) => format!("the verifier could not run: {cause}"),
         InfraFailure::Task(cause) => cause.clone(),

@@ -19,7 +19,7 @@ pub struct Args {
 enum Command {
     /// Check files: unknown keys, wrong types, impossible values. Without FILES, those in this folder.
     Check(Files),
-    /// Print every effective value and where it came from.
+    /// Print every effective value and where it came from. Without FILES, of those in this folder, if any.
     Show {
         #[command(flatten)]
         files: Files,
@@ -42,10 +42,11 @@ struct Files {
 }
 
 impl Files {
-    fn paths(self) -> anyhow::Result<ConfigPaths> {
+    /// Those to look at; `must_exist`: where there are none, that is an error.
+    fn paths(self, must_exist: bool) -> anyhow::Result<ConfigPaths> {
         if self.files.is_empty() {
             let paths = ConfigPaths::in_folder(Path::new(""));
-            if paths == ConfigPaths::default() {
+            if must_exist && paths == ConfigPaths::default() {
                 let names = FileKind::ALL.map(FileKind::file_name).join(", ");
                 anyhow::bail!(Usage(format!("no config file in this folder ({names}). Name the files.")));
             }
@@ -71,7 +72,7 @@ impl Files {
 pub fn run(args: Args) -> anyhow::Result<()> {
     match args.command {
         Command::Check(files) => {
-            let paths = files.paths()?;
+            let paths = files.paths(true)?;
             let config = Config::load(&paths, Environment::from_process())?;
             for note in config.notes(Use::Train).into_iter().filter(|note| note.was_set) {
                 outln!("note: {note}");
@@ -90,7 +91,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             }
         }
         Command::Show { files, json } => {
-            let config = Config::load(&files.paths()?, Environment::from_process())?;
+            let config = Config::load(&files.paths(false)?, Environment::from_process())?;
             if json {
                 let entries: serde_json::Map<_, _> = config
                     .entries()

@@ -77,6 +77,7 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
         tokio::task::spawn_blocking(move || LocalTokenizers::load(&config)).await??
     };
     let client_token = config.client_token()?.map(|token| token.expose().to_owned());
+    let admin = settings.admin_listen_port.zip(config.admin_token()?);
     let page = crate::telemetry::install_prometheus()?;
     let (host, port) = (settings.listen_host.as_str(), settings.listen_port);
     let listener = proxy::listen(host, port, client_token.is_some()).await?;
@@ -108,13 +109,13 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
         answers.join("; "),
         settings.capture_dir.display()
     );
-    let admin = match (settings.admin_listen_port, config.admin_token()?) {
-        (Some(port), Some(token)) => {
+    let admin = match admin {
+        Some((port, token)) => {
             let listener = proxy::listen(host, port, true).await?;
             errln!("lego proxy: admin at http://{}/admin", listener.local_addr()?);
             Some((listener, token))
         }
-        _ => None,
+        None => None,
     };
     let administering = async {
         if let Some((listener, token)) = admin {

@@ -5,6 +5,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router, middleware};
+use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -102,13 +103,10 @@ struct Version {
     version: Value,
 }
 
-async fn policy_version(
-    State(shared): State<Shared>,
-    body: Result<Json<Version>, axum::extract::rejection::JsonRejection>,
-) -> Response {
-    let label = match body {
-        Ok(Json(Version { version: Value::String(label) })) => label,
-        Ok(Json(Version { version: Value::Number(label) })) => label.to_string(),
+async fn policy_version(State(shared): State<Shared>, body: Bytes) -> Response {
+    let label = match serde_json::from_slice(&body) {
+        Ok(Version { version: Value::String(label) }) => label,
+        Ok(Version { version: Value::Number(label) }) => label.to_string(),
         _ => String::new(),
     };
     if label.is_empty() || label.len() > MAX_LABEL {

@@ -326,6 +326,7 @@ impl Call {
         );
         if attempt.first.is_none() {
             recorder.call_id = self.id;
+            recorder.came_at(self.received);
         }
         recorder.attempt = attempt.number;
         recorder.retry_of = attempt.first;

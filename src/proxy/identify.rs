@@ -96,13 +96,18 @@ pub(super) fn conversation_id(headers: &HeaderMap) -> Option<String> {
 
 /// What a client calls itself: name and version of its `User-Agent`.
 pub(super) fn client_name(headers: &HeaderMap) -> (Option<String>, Option<String>) {
-    let Some(product) = short(headers, &["user-agent"]).and_then(|agent| agent.split_whitespace().next())
-    else {
+    let mut words = short(headers, &["user-agent"]).unwrap_or_default().split_whitespace();
+    let Some(product) = words.next() else {
         return (None, None);
     };
-    match product.rsplit_once('/') {
-        Some((name, version)) => (Some(name.to_owned()), Some(version.to_owned())),
-        None => (Some(product.to_owned()), None),
+    let is_version = |word: &&str| word.starts_with(|first: char| first.is_ascii_digit());
+    match (product.rsplit_once('/'), words.next().filter(is_version)) {
+        // OpenAI's and Anthropic's SDKs: `OpenAI/Python 2.8.1`.
+        (Some((_, language)), Some(version)) if !language.contains(|of: char| of.is_ascii_digit()) => {
+            (Some(product.to_owned()), Some(version.to_owned()))
+        }
+        (Some((name, version)), _) => (Some(name.to_owned()), Some(version.to_owned())),
+        (None, _) => (Some(product.to_owned()), None),
     }
 }
 

@@ -151,6 +151,13 @@ impl DerefMut for Recorder {
 }
 
 impl Open {
+    /// The request came before this: a probe, or the wait for a place, was first.
+    pub(super) fn came_at(&mut self, received: Instant) {
+        let before = self.received.saturating_duration_since(received).as_micros();
+        self.received_at = self.received_at.saturating_sub(i64::try_from(before).unwrap_or(i64::MAX));
+        self.received = received;
+    }
+
     /// Where the call goes.
     pub(super) const fn route(&self) -> &Arc<Route> {
         &self.wire.route

@@ -6,7 +6,7 @@
 //! - [`routing`]: expert routing out of replies.
 //! - [`sglang_generate`]: replies of SGLang's native endpoint; [`sglang_request`]: what it is asked;
 //!   [`sglang_completions`]: its replies as those of completions.
-//! - [`Upstream`]: the transport. Plain http goes over a connection pool of our own on `hyper` ([`pool`]), https and
+//! - [`Upstream`]: the transport. Plain http goes over a connection pool of our own ([`pool`], [`http1`]), https and
 //!   proxied hosts over `reqwest`, the embedded engine over its in-process `axum` router.
 //!
 //! Invariants:
@@ -20,6 +20,7 @@ mod capabilities;
 mod connect;
 pub mod dialect;
 mod headers;
+pub mod http1;
 mod key;
 mod native;
 mod pool;

@@ -1,50 +1,50 @@
-//! A pool of plain http/1.1 connections to one host, on `hyper`'s connection type.
+//! A pool of plain http/1.1 connections to one host.
 //!
-//! `hyper_util`'s pooled client runs each connection in a task of its own and hands on every http chunk through a
-//! channel between two tasks. Here the connection is driven by whoever reads the reply's body, and the chunks that
-//! one read of the socket gave come out as one piece: with many streams that is several times less work a token.
+//! What one read of a socket brought comes out as one piece, however many chunks it holds, and a stream that waits has
+//! no buffer: all connections of a thread read into one. hyper's client hands on each chunk by itself, through a channel
+//! between two tasks, and keeps some 25 to 80 kB for each connection.
 
-use std::future::Future;
+use std::cell::RefCell;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
-use http::{Request, Response};
-use http_body::Body;
-use http_body_util::Full;
-use hyper::body::Incoming;
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper_util::rt::TokioIo;
+use bytes::{Buf, Bytes};
+use http::{Method, Request, Response};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+
+use super::http1::{self, BodyReader, Head, Malformed};
 
 /// Idle connections kept for reuse.
 const MAX_IDLE: usize = 512;
-/// Most bytes of one read, and longest head of a response. By itself hyper goes up to 400 kB, which is what thousands of
-/// fast streams would hold then.
+/// Most bytes of one read.
 const READ_BYTES: usize = 32 << 10;
 /// A connection idle for longer is not reused.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(50);
+
+thread_local! {
+    /// What a read brings, until it is taken apart.
+    static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES]);
+}
 
 /// Why an exchange failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PoolError {
     #[error("cannot connect: {0}")]
-    Connect(std::io::Error),
+    Connect(io::Error),
     #[error("no connection within {0:?}")]
     ConnectTimeout(Duration),
-    #[error("{}", cause(.0))]
-    Http(hyper::Error),
-}
-
-/// The innermost cause: hyper's own text is "connection error".
-fn cause(error: &hyper::Error) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
-    }
+    #[error("it closed the connection")]
+    Closed,
+    #[error(transparent)]
+    Io(io::Error),
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
 }
 
 /// The pool. Clones share it.
@@ -53,32 +53,24 @@ pub(super) struct Pool {
     host: String,
     port: u16,
     connect_timeout: Duration,
-    idle: Arc<Mutex<Vec<Idle>>>,
+    idle: IdleConnections,
 }
+
+type IdleConnections = Arc<Mutex<Vec<Idle>>>;
 
 #[derive(Debug)]
 struct Idle {
-    connection: Connection,
+    stream: TcpStream,
     since: Instant,
 }
 
-type Driver = http1::Connection<TokioIo<TcpStream>, Full<Bytes>>;
-
-#[derive(Debug)]
-struct Connection {
-    sender: SendRequest<Full<Bytes>>,
-    /// `None` once it has ended.
-    driver: Option<Pin<Box<Driver>>>,
-}
-
-impl Connection {
-    /// Lets the connection read and write what it can.
-    fn drive(&mut self, cx: &mut Context<'_>) {
-        if let Some(driver) = &mut self.driver
-            && driver.as_mut().poll(cx).is_ready()
-        {
-            self.driver = None;
-        }
+impl Idle {
+    /// False if the server closed it meanwhile, or said something that nobody asked for.
+    fn is_usable(&self) -> bool {
+        // The system is asked: what the runtime knows may be older.
+        let peeked = socket2::SockRef::from(&self.stream).peek(&mut [MaybeUninit::uninit()]);
+        let is_silent = peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+        is_silent && self.since.elapsed() < MAX_IDLE_TIME
     }
 }
 
@@ -88,59 +80,48 @@ impl Pool {
     }
 
     /// Sends a request (origin-form URI, `Host` header) and returns the head of its response.
-    ///
-    /// A request that a reused connection refused before any of it was sent goes out again on another.
-    pub(super) async fn send(
-        &self,
-        mut request: Request<Full<Bytes>>,
-    ) -> Result<Response<PooledBody>, PoolError> {
-        loop {
-            let (mut connection, is_reused) = match self.take_idle() {
-                Some(connection) => (connection, true),
-                None => (self.connect().await?, false),
-            };
-            let mut response = std::pin::pin!(connection.sender.try_send_request(request));
-            let driver = &mut connection.driver;
-            let result = std::future::poll_fn(|cx| {
-                if let Some(running) = driver
-                    && running.as_mut().poll(cx).is_ready()
-                {
-                    *driver = None;
-                }
-                response.as_mut().poll(cx)
-            })
-            .await;
-            match result {
-                Ok(response) => {
-                    return Ok(response.map(|body| PooledBody {
-                        body,
-                        end: None,
-                        connection: Some(connection),
-                        idle: Arc::clone(&self.idle),
-                    }));
-                }
-                Err(mut error) => match error.take_message() {
-                    Some(unsent) if is_reused => request = unsent,
-                    _ => return Err(PoolError::Http(error.into_error())),
-                },
-            }
+    pub(super) async fn send(&self, request: Request<Bytes>) -> Result<Response<PooledBody>, PoolError> {
+        let mut stream = match self.take_idle() {
+            Some(stream) => stream,
+            None => self.connect().await?,
+        };
+        let (parts, body) = request.into_parts();
+        let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+        let head = http1::request_head(&parts.method, path, &parts.headers, body.len());
+        let mut unsent = Unsent { head, body };
+        let (head, rest) =
+            std::future::poll_fn(response_head(&mut stream, &mut unsent, &parts.method)).await?;
+        let is_kept = head.is_kept && !unsent.is_left();
+        let mut body = PooledBody {
+            stream: Some(stream),
+            reader: head.body,
+            rest,
+            unsent: unsent.is_left().then_some(unsent),
+            is_kept,
+            error: None,
+            idle: Arc::clone(&self.idle),
+        };
+        if body.reader.is_over() {
+            body.is_kept &= body.rest.is_empty();
+            body.release();
         }
+        let mut response = Response::new(body);
+        *response.status_mut() = head.status;
+        *response.headers_mut() = head.headers;
+        Ok(response)
     }
 
-    fn take_idle(&self) -> Option<Connection> {
+    fn take_idle(&self) -> Option<TcpStream> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        while let Some(Idle { mut connection, since }) = idle.pop() {
-            // Reads an end of stream that arrived while nobody drove the connection.
-            connection.drive(&mut Context::from_waker(Waker::noop()));
-            let is_alive = connection.driver.is_some() && connection.sender.is_ready();
-            if is_alive && since.elapsed() < MAX_IDLE_TIME {
-                return Some(connection);
+        while let Some(connection) = idle.pop() {
+            if connection.is_usable() {
+                return Some(connection.stream);
             }
         }
         None
     }
 
-    async fn connect(&self) -> Result<Connection, PoolError> {
+    async fn connect(&self) -> Result<TcpStream, PoolError> {
         let connecting = async {
             // A server on this machine listens on one of the two, and the system's table may name the other only.
             if self.host.eq_ignore_ascii_case("localhost") {
@@ -157,108 +138,161 @@ impl Pool {
             .map_err(|_| PoolError::ConnectTimeout(self.connect_timeout))?
             .map_err(PoolError::Connect)?;
         stream.set_nodelay(true).map_err(PoolError::Connect)?;
-        let mut builder = http1::Builder::new();
-        builder.max_buf_size(READ_BYTES);
-        let (sender, driver) = builder.handshake(TokioIo::new(stream)).await.map_err(PoolError::Http)?;
-        Ok(Connection { sender, driver: Some(Box::pin(driver)) })
+        Ok(stream)
     }
 }
 
-/// A response's body, which drives its connection. Read to its end it gives the connection back; dropped before, it
-/// closes it.
+/// What of a request is still to be sent.
+#[derive(Debug)]
+struct Unsent {
+    head: Bytes,
+    body: Bytes,
+}
+
+impl Unsent {
+    fn is_left(&self) -> bool {
+        !self.head.is_empty() || !self.body.is_empty()
+    }
+
+    /// Sends what the socket takes; ready once all of it is sent.
+    fn poll_send(&mut self, stream: &mut TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.is_left() {
+            let parts = [IoSlice::new(&self.head), IoSlice::new(&self.body)];
+            let sent = ready!(Pin::new(&mut *stream).poll_write_vectored(cx, &parts))?;
+            if sent == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            let of_head = sent.min(self.head.len());
+            self.head.advance(of_head);
+            self.body.advance(sent - of_head);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Reads what has come, at most `max` bytes, and gives it to `take`; none at the stream's end.
+fn poll_read<T>(
+    stream: &mut TcpStream,
+    cx: &mut Context<'_>,
+    max: usize,
+    take: impl FnOnce(&[u8]) -> T,
+) -> Poll<io::Result<T>> {
+    SCRATCH.with_borrow_mut(|scratch| {
+        let length = max.clamp(1, scratch.len());
+        let mut buffer = ReadBuf::new(&mut scratch[..length]);
+        ready!(Pin::new(stream).poll_read(cx, &mut buffer))?;
+        Poll::Ready(Ok(take(buffer.filled())))
+    })
+}
+
+/// Sends the request and reads the head of its response, which may come before all is sent; with what came behind it.
+fn response_head<'a>(
+    stream: &'a mut TcpStream,
+    unsent: &'a mut Unsent,
+    method: &'a Method,
+) -> impl FnMut(&mut Context<'_>) -> Poll<Result<(Head, Bytes), PoolError>> + 'a {
+    let mut came = Vec::new();
+    let mut not_sent = None;
+    move |cx| {
+        // A server that refuses a request may not read all of it, and closes behind its answer.
+        if not_sent.is_none()
+            && let Poll::Ready(Err(error)) = unsent.poll_send(stream, cx)
+        {
+            not_sent = Some(error);
+        }
+        loop {
+            let read = ready!(poll_read(stream, cx, READ_BYTES, |bytes| {
+                came.extend_from_slice(bytes);
+                bytes.len()
+            }));
+            match read {
+                Ok(0) => return Poll::Ready(Err(not_sent.take().map_or(PoolError::Closed, PoolError::Io))),
+                Ok(_) => {}
+                Err(error) => return Poll::Ready(Err(PoolError::Io(not_sent.take().unwrap_or(error)))),
+            }
+            if let Some(head) = Head::parse(&came, method)? {
+                let rest = Bytes::copy_from_slice(&came[head.bytes..]);
+                return Poll::Ready(Ok((head, rest)));
+            }
+        }
+    }
+}
+
+/// A response's body. Read to its end it gives the connection back; dropped before, it closes it.
 #[derive(Debug)]
 pub(super) struct PooledBody {
-    body: Incoming,
-    /// The end, or the error, that came right behind a piece. hyper tells an error once.
-    end: Option<Result<(), hyper::Error>>,
-    connection: Option<Connection>,
-    idle: Arc<Mutex<Vec<Idle>>>,
+    /// `None` once the body is over or broke off.
+    stream: Option<TcpStream>,
+    reader: BodyReader,
+    /// What came with the head.
+    rest: Bytes,
+    /// Of a request whose response began early.
+    unsent: Option<Unsent>,
+    is_kept: bool,
+    /// What comes after the last piece.
+    error: Option<PoolError>,
+    idle: IdleConnections,
 }
 
 impl PooledBody {
-    /// The next piece: everything that has arrived, up to about `max` bytes.
+    /// The next piece: everything that has arrived, up to `max` bytes.
     pub(super) fn poll_piece(
         &mut self,
         cx: &mut Context<'_>,
         max: usize,
     ) -> Poll<Option<Result<Bytes, PoolError>>> {
-        let mut first: Option<Bytes> = None;
-        let mut joined = BytesMut::new();
-        let mut was_driven = false;
         loop {
-            let polled = match self.end.take() {
-                None => Pin::new(&mut self.body).poll_frame(cx),
-                Some(Ok(())) => Poll::Ready(None),
-                Some(Err(error)) => Poll::Ready(Some(Err(error))),
+            let Some(stream) = &mut self.stream else {
+                return Poll::Ready(self.error.take().map(Err));
             };
-            match polled {
-                Poll::Ready(Some(Ok(frame))) => {
-                    was_driven = false;
-                    let Ok(data) = frame.into_data() else {
-                        continue;
-                    };
-                    match first.take() {
-                        None if joined.is_empty() => first = Some(data),
-                        None => joined.extend_from_slice(&data),
-                        Some(head) => {
-                            joined.extend_from_slice(&head);
-                            joined.extend_from_slice(&data);
-                        }
-                    }
-                    if joined.len() < max {
-                        continue;
-                    }
-                }
-                // What has arrived is handed out first.
-                Poll::Ready(None) if first.is_some() || !joined.is_empty() => self.end = Some(Ok(())),
-                Poll::Ready(Some(Err(error))) if first.is_some() || !joined.is_empty() => {
-                    self.end = Some(Err(error));
-                }
-                Poll::Pending if first.is_some() || !joined.is_empty() => {
-                    if !std::mem::replace(&mut was_driven, true) && self.drive(cx) {
-                        continue;
-                    }
-                }
-                Poll::Ready(None) => {
-                    self.release(cx);
-                    return Poll::Ready(None);
-                }
-                Poll::Ready(Some(Err(error))) => {
-                    return Poll::Ready(Some(Err(PoolError::Http(error))));
-                }
-                Poll::Pending => {
-                    if std::mem::replace(&mut was_driven, true) || !self.drive(cx) {
-                        return Poll::Pending;
-                    }
-                    continue;
-                }
+            if let Some(unsent) = &mut self.unsent
+                && unsent.poll_send(stream, cx).is_ready()
+            {
+                self.unsent = None;
             }
-            return Poll::Ready(Some(Ok(first.unwrap_or_else(|| joined.freeze()))));
+            let reader = &mut self.reader;
+            let read = if self.rest.is_empty() {
+                ready!(poll_read(stream, cx, max, |came| (came.len(), reader.read(came))))
+            } else {
+                let came = std::mem::take(&mut self.rest);
+                Ok((came.len(), reader.read(&came)))
+            };
+            let piece = match read {
+                Ok((0, _)) => {
+                    self.stream = None;
+                    let is_end = matches!(self.reader, BodyReader::UntilClose);
+                    return Poll::Ready((!is_end).then_some(Err(PoolError::Closed)));
+                }
+                Ok((came, read)) => {
+                    self.error = read.error.map(PoolError::Malformed);
+                    // Nobody asked for more than the body.
+                    self.is_kept &= read.used == came;
+                    read.bytes
+                }
+                Err(error) => {
+                    self.error = Some(PoolError::Io(error));
+                    Bytes::new()
+                }
+            };
+            if self.error.is_some() {
+                self.stream = None;
+            } else if self.reader.is_over() {
+                self.release();
+            }
+            if !piece.is_empty() {
+                return Poll::Ready(Some(Ok(piece)));
+            }
         }
     }
 
-    /// False if there is nothing left to drive.
-    fn drive(&mut self, cx: &mut Context<'_>) -> bool {
-        match &mut self.connection {
-            Some(connection) if connection.driver.is_some() => {
-                connection.drive(cx);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    fn release(&mut self, cx: &mut Context<'_>) {
-        let Some(mut connection) = self.connection.take() else {
+    /// Gives the connection back, if it can be used again.
+    fn release(&mut self) {
+        let Some(stream) = self.stream.take().filter(|_| self.is_kept) else {
             return;
         };
-        connection.drive(cx);
-        if connection.driver.is_none() || !connection.sender.is_ready() {
-            return;
-        }
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < MAX_IDLE {
-            idle.push(Idle { connection, since: Instant::now() });
+            idle.push(Idle { stream, since: Instant::now() });
         }
     }
 }
@@ -270,7 +304,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     async fn get(pool: &Pool) -> Vec<u8> {
-        let mut request = Request::new(Full::new(Bytes::new()));
+        let mut request = Request::new(Bytes::new());
         request.headers_mut().insert("host", http::HeaderValue::from_static("h"));
         let mut body = pool.send(request).await.expect("a head").into_body();
         let mut text = Vec::new();
@@ -308,7 +342,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
         let pool =
             Pool::new("127.0.0.1", listener.local_addr().expect("bound").port(), Duration::from_secs(5));
-        let mut request = Request::new(Full::new(Bytes::new()));
+        let mut request = Request::new(Bytes::new());
         request.headers_mut().insert("host", http::HeaderValue::from_static("h"));
         let serve = async {
             let (mut stream, _) = listener.accept().await.expect("a connection");

@@ -8,7 +8,6 @@ use axum::Router;
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, Request, StatusCode, Uri};
-use http_body_util::Full;
 use tower::ServiceExt;
 
 use super::body::UpstreamBody;
@@ -325,7 +324,7 @@ impl Upstream {
                 let uri = base.join(route, query.as_deref()).map_err(|error| broken(error.to_string()))?;
                 let path = uri.path_and_query().map_or("/", |path| path.as_str());
                 let origin: Uri = path.parse().map_err(|_| broken("the URL's path is broken".into()))?;
-                let mut request = Request::new(Full::new(body));
+                let mut request = Request::new(body);
                 *request.method_mut() = method;
                 *request.uri_mut() = origin;
                 *request.headers_mut() = headers;
@@ -333,8 +332,8 @@ impl Upstream {
                     .map_err(|_| broken("the URL's host is broken".into()))?;
                 request.headers_mut().insert(header::HOST, host);
                 let response = pool.send(request).await.map_err(|error| match error {
-                    PoolError::Http(_) => broken(error.to_string()),
-                    _ => unreachable(error.to_string()),
+                    PoolError::Connect(_) | PoolError::ConnectTimeout(_) => unreachable(error.to_string()),
+                    _ => broken(error.to_string()),
                 })?;
                 let (head, body) = response.into_parts();
                 let body = UpstreamBody::pooled(body);

@@ -10,12 +10,12 @@ use arrow::datatypes::{
     Float32Type, Float64Type, Int32Type, Int64Type, TimestampMicrosecondType, UInt32Type, UInt64Type,
 };
 use bytes::Bytes;
-use serde_json::value::RawValue;
 
 use super::columns;
 use crate::record::{
-    Call, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, LayerAxis, LogprobSemantics, Routing,
-    RoutingDtype, RoutingShape, Sampling, UpstreamKind, Usage, WeightSource, WeightSpan,
+    Call, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, JsonText, LayerAxis,
+    LogprobSemantics, Routing, RoutingDtype, RoutingShape, Sampling, UpstreamKind, Usage, WeightSource,
+    WeightSpan,
 };
 
 type Decoded<T> = Result<T, String>;
@@ -111,9 +111,9 @@ impl<'a> Row<'a> {
         Ok(self.str(name)?.map(str::to_owned))
     }
 
-    fn json(self, name: &str) -> Decoded<Option<Box<RawValue>>> {
-        let text = self.text(name)?;
-        text.map(RawValue::from_string).transpose().map_err(|error| format!("{name}: {error}"))
+    fn json(self, name: &str) -> Decoded<Option<JsonText>> {
+        let text = self.str(name)?;
+        text.map(JsonText::new).transpose().map_err(|error| format!("{name}: {error}"))
     }
 
     fn parsed<T: FromStr<Err: std::fmt::Display>>(self, name: &str) -> Decoded<Option<T>> {

@@ -10,10 +10,9 @@ use arrow::array::{
 use arrow::buffer::{NullBuffer, OffsetBuffer};
 use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
-use serde_json::value::RawValue;
 
 use super::columns;
-use crate::record::{Call, CallId, RoutingShape, Sampling};
+use crate::record::{Call, CallId, JsonText, RoutingShape, Sampling};
 
 /// One row a call, all columns of [`columns::schema`].
 pub(super) fn batch(calls: &[Call]) -> Result<RecordBatch, ArrowError> {
@@ -59,9 +58,9 @@ pub(super) fn batch(calls: &[Call]) -> Result<RecordBatch, ArrowError> {
         Arc::new(TimestampMicrosecondArray::from_iter_values(received).with_timezone("UTC")),
         count(|c| c.ttft_us),
         count(|c| Some(c.duration_us)),
-        text(|c| c.client_request.as_deref().map(RawValue::get)),
-        text(|c| c.upstream_request.as_deref().map(RawValue::get)),
-        text(|c| c.response.as_deref().map(RawValue::get)),
+        text(|c| c.client_request.as_ref().map(JsonText::get)),
+        text(|c| c.upstream_request.as_ref().map(JsonText::get)),
+        text(|c| c.response.as_ref().map(JsonText::get)),
         id_lists(calls, |c| c.prompt_token_ids.as_deref()),
         text(|c| Some(c.prompt_ids_source.as_str())),
         id_lists(calls, |c| c.completion_token_ids.as_deref()),

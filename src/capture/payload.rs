@@ -1,17 +1,17 @@
 //! One `append`'s calls as the bytes of one journal frame, and back.
 //!
-//! A record is the call as JSON without its per-token lists and its routing, then those as raw little-endian
-//! numbers: bodies are copied as they are, and ids, log-probs and expert ids keep their bits at memory speed.
+//! A record is the call as JSON without its per-token lists, its routing and its bodies, then those: numbers as raw
+//! little-endian ones, bodies as their text. All of it goes in and out at memory speed, and nothing is parsed twice.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::record::{Call, Routing, RoutingShape, SinkError};
+use crate::record::{Call, JsonText, Routing, RoutingShape, SinkError};
 
-/// Version of this encoding, in each frame. 1 had no routing, and is read as well.
-const ENCODING: u8 = 2;
+/// Version of this encoding, in each frame. 1 had no routing, and 2 the bodies within the JSON; they are read as well.
+const ENCODING: u8 = 3;
 
-/// Which lists a record has, and how long they are.
+/// What a record has behind its JSON, and how long it is.
 #[derive(Serialize, Deserialize)]
 struct Lists {
     prompt: Option<u32>,
@@ -19,6 +19,9 @@ struct Lists {
     logprobs: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     routing: Option<RoutingShape>,
+    /// Bytes of `client_request`, `upstream_request` and `response`.
+    #[serde(default)]
+    bodies: [Option<u32>; 3],
 }
 
 #[derive(Serialize)]
@@ -42,11 +45,16 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Vec<u8>, SinkError> {
         let completion = call.completion_token_ids.take();
         let logprobs = call.completion_logprobs.take();
         let routing = call.routing.take();
+        let bodies = [call.client_request.take(), call.upstream_request.take(), call.response.take()];
+        let body_bytes = |body: &Option<JsonText>| {
+            body.as_ref().map(|body| length(body.get().len(), &call, "body")).transpose()
+        };
         let lists = Lists {
-            prompt: length(prompt.as_deref(), &call)?,
-            completion: length(completion.as_deref(), &call)?,
-            logprobs: length(logprobs.as_deref(), &call)?,
+            prompt: prompt.as_ref().map(|ids| length(ids.len(), &call, "list")).transpose()?,
+            completion: completion.as_ref().map(|ids| length(ids.len(), &call, "list")).transpose()?,
+            logprobs: logprobs.as_ref().map(|values| length(values.len(), &call, "list")).transpose()?,
             routing: routing.as_ref().map(|routing| *routing.shape()),
+            bodies: [body_bytes(&bodies[0])?, body_bytes(&bodies[1])?, body_bytes(&bodies[2])?],
         };
         let refused = |reason: String| SinkError::Refused { call_id: call.call_id.to_string(), reason };
         let at = out.len();
@@ -54,9 +62,6 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Vec<u8>, SinkError> {
         serde_json::to_writer(&mut out, &Head { lists, call: &call })
             .map_err(|error| refused(error.to_string()))?;
         let head_len = out.len() - at - 4;
-        if out.len() > super::frame::MAX_PAYLOAD {
-            return Err(refused("with its bodies it is over 1 GiB".to_owned()));
-        }
         out[at..at + 4].copy_from_slice(&(head_len as u32).to_le_bytes());
         for ids in [prompt, completion].into_iter().flatten() {
             out.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
@@ -71,21 +76,21 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Vec<u8>, SinkError> {
         if let Some(routing) = routing {
             out.extend_from_slice(routing.data());
         }
+        for body in bodies.into_iter().flatten() {
+            out.extend_from_slice(body.get().as_bytes());
+        }
         if out.len() > super::frame::MAX_PAYLOAD {
-            return Err(refused("with its tokens it is over 1 GiB".to_owned()));
+            return Err(refused("with its bodies and tokens it is over 1 GiB".to_owned()));
         }
     }
     Ok(out)
 }
 
-fn length<T>(list: Option<&[T]>, call: &Call) -> Result<Option<u32>, SinkError> {
-    list.map(|list| {
-        u32::try_from(list.len()).map_err(|_| SinkError::Refused {
-            call_id: call.call_id.to_string(),
-            reason: format!("a list of {} tokens is too long", list.len()),
-        })
+fn length(length: usize, call: &Call, what: &str) -> Result<u32, SinkError> {
+    u32::try_from(length).map_err(|_| SinkError::Refused {
+        call_id: call.call_id.to_string(),
+        reason: format!("a {what} of {length} elements is too long"),
     })
-    .transpose()
 }
 
 fn push_len(out: &mut Vec<u8>, len: usize) {
@@ -121,6 +126,17 @@ pub(super) fn decode(payload: &[u8]) -> Result<Vec<Call>, String> {
             let data = rest.take(bytes.ok_or("a routing is larger than memory")?)?;
             let routing = Routing::new(shape, Bytes::copy_from_slice(data));
             call.routing = Some(routing.map_err(|error| error.to_string())?);
+        }
+        let [client, upstream, response] = lists.bodies;
+        for (body, length) in [
+            (&mut call.client_request, client),
+            (&mut call.upstream_request, upstream),
+            (&mut call.response, response),
+        ] {
+            if let Some(length) = length {
+                let text = std::str::from_utf8(rest.take(length as usize)?);
+                *body = Some(JsonText::of_read(text.map_err(|error| format!("a body: {error}"))?));
+            }
         }
         calls.push(call);
     }
@@ -172,10 +188,29 @@ mod tests {
     #[test]
     fn journals_from_before_there_was_routing_are_read_and_newer_ones_refused() {
         let mut payload = encode(vec![call()]).expect("small");
-        for (encoding, is_read) in [(0, false), (1, true), (2, true), (3, false)] {
+        for (encoding, is_read) in [(0, false), (1, true), (2, true), (3, true), (4, false)] {
             payload[0] = encoding;
             assert_eq!(decode(&payload).is_ok(), is_read, "{encoding}");
         }
+        // As 2 was: bodies in the JSON, and no word about where else they are.
+        let head = serde_json::json!({
+            "lists": {"prompt": null, "completion": 2, "logprobs": null},
+            "call": Call {
+                client_request: JsonText::new(r#"{"a": 1.0}"#).ok(),
+                prompt_token_ids: None,
+                completion_token_ids: None,
+                completion_logprobs: None,
+                ..call()
+            },
+        });
+        let head = head.to_string().replace(r#"{"a":1.0}"#, r#"{"a": 1.0}"#);
+        let mut payload = vec![2, 1, 0, 0, 0];
+        push_len(&mut payload, head.len());
+        payload.extend_from_slice(head.as_bytes());
+        payload.extend_from_slice(&[7, 0, 0, 0, 8, 0, 0, 0]);
+        let read = decode(&payload).expect("an older record").remove(0);
+        assert_eq!(read.client_request.as_ref().map(JsonText::get), Some(r#"{"a": 1.0}"#));
+        assert_eq!(read.completion_token_ids, Some(vec![7, 8]));
     }
 
     #[test]

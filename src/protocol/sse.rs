@@ -112,6 +112,15 @@ impl Parser {
         self.buffer.extend_from_slice(bytes);
     }
 
+    /// The same for bytes that are nobody else's: they are not copied where no block is in progress.
+    pub fn push_piece(&mut self, piece: Bytes) {
+        match piece.try_into_mut() {
+            Ok(piece) if self.buffer.is_empty() => self.buffer = piece,
+            Ok(piece) => self.push(&piece),
+            Err(piece) => self.push(&piece),
+        }
+    }
+
     /// Bytes of the block that is not complete yet.
     #[must_use]
     pub fn pending(&self) -> usize {

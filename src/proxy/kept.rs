@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::tape::{Place, Tape, Tapes, Turn};
 use crate::protocol::sse::{Event, Rereader};
-use crate::record::SinkError;
+use crate::record::{JsonText, SinkError};
 
 /// What has come of a reply.
 #[derive(Default)]
@@ -100,21 +100,24 @@ impl Kept {
         Ok(())
     }
 
-    /// As one JSON value: the body, or the array of the events' data. `is_read`: each event was read as JSON, so the
-    /// array need not be looked at part by part. `take` gets each event that is in it.
+    /// As one JSON value: the body, or the array of the events' data. `is_json`: the body, or each event, was read as
+    /// JSON as it is, and is not looked at again. `take` gets each event that is in it.
     pub(super) fn json(
         &self,
-        is_read: bool,
+        is_json: bool,
         take: impl FnMut(&Event),
-    ) -> Result<Option<Box<RawValue>>, SinkError> {
+    ) -> Result<Option<JsonText>, SinkError> {
         match self {
             Self::Nothing => Ok(None),
-            Self::Body(body) => Ok(Some(raw(body))),
+            Self::Body(body) => {
+                let text = if is_json { std::str::from_utf8(body.trim_ascii()).ok() } else { None };
+                Ok(Some(text.map_or_else(|| raw(body), JsonText::of_read)))
+            }
             Self::Events(tape) => {
                 let joined = self.joined(tape.bytes() + 2, take)?;
-                let joined = if is_read { String::from_utf8(joined).ok() } else { None };
-                match joined.and_then(|list| RawValue::from_string(list).ok()) {
-                    Some(json) => Ok(Some(json)),
+                let joined = if is_json { String::from_utf8(joined).ok() } else { None };
+                match joined {
+                    Some(list) => Ok(Some(JsonText::of_read(list))),
                     None => self.each_as_json().map(Some),
                 }
             }
@@ -140,7 +143,7 @@ impl Kept {
     }
 
     /// The array with what is no JSON as a string.
-    fn each_as_json(&self) -> Result<Box<RawValue>, SinkError> {
+    fn each_as_json(&self) -> Result<JsonText, SinkError> {
         let mut list = String::from("[");
         self.each(|event| {
             let data = event.data();
@@ -155,7 +158,7 @@ impl Kept {
             }
         })?;
         list.push(']');
-        Ok(raw(list.as_bytes()))
+        Ok(JsonText::of_read(list))
     }
 }
 
@@ -164,9 +167,9 @@ fn is_told(event: &Event, data: &[u8]) -> bool {
 }
 
 /// Bytes as JSON: as they are when they are JSON, else as a string.
-pub(super) fn raw(bytes: &[u8]) -> Box<RawValue> {
-    let own = String::from_utf8(bytes.to_vec()).ok().and_then(|text| RawValue::from_string(text).ok());
-    own.unwrap_or_else(|| RawValue::from_string(as_string(bytes)).unwrap_or_default())
+pub(super) fn raw(bytes: &[u8]) -> JsonText {
+    let own = std::str::from_utf8(bytes).ok().and_then(|text| JsonText::new(text).ok());
+    own.unwrap_or_else(|| JsonText::of_read(as_string(bytes)))
 }
 
 fn as_string(bytes: &[u8]) -> String {
@@ -183,8 +186,8 @@ mod tests {
         kept
     }
 
-    fn read(kept: &Kept, is_read: bool) -> Option<Box<RawValue>> {
-        kept.json(is_read, |_| ()).expect("in memory")
+    fn read(kept: &Kept, is_json: bool) -> Option<JsonText> {
+        kept.json(is_json, |_| ()).expect("in memory")
     }
 
     #[test]
@@ -204,12 +207,12 @@ mod tests {
     #[test]
     fn events_that_were_read_are_the_same_array() {
         let blocks = ["data:  {\"a\": [1 ,2]} \n\n", ":\n\n", "data: {}\n\n", "data: [DONE]\n\n"];
-        for is_read in [true, false] {
-            let json = read(&kept(&blocks), is_read).expect("events");
-            assert_eq!(json.get(), "[{\"a\": [1 ,2]},{}]", "{is_read}");
+        for is_json in [true, false] {
+            let json = read(&kept(&blocks), is_json).expect("events");
+            assert_eq!(json.get(), "[{\"a\": [1 ,2]},{}]", "{is_json}");
         }
         // Numbers that JSON does not have are read all the same.
-        let json = read(&kept(&["data: {\"a\":NaN}\n\n", "data: {}\n\n"]), true).expect("events");
+        let json = read(&kept(&["data: {\"a\":NaN}\n\n", "data: {}\n\n"]), false).expect("events");
         assert_eq!(json.get(), "[\"{\\\"a\\\":NaN}\",{}]");
         // One that nobody read may not become two.
         let json = read(&kept(&["data: 1,2\n\n"]), false).expect("events");

@@ -13,14 +13,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Deserialize;
-use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
 use super::verdict::{LOCAL_COMPLETION_REFUSED, LOCAL_IDS, LOCAL_IDS_USAGE, LOCAL_PROMPT_REFUSED};
 use crate::config::{Config, ConfigError};
 use crate::protocol::chat::Reply;
-use crate::record::{Call, CallStatus, ClientApi, IdsSource};
+use crate::record::{Call, CallStatus, ClientApi, IdsSource, JsonText};
 use crate::text::{ChatInput, ChatTemplate, TextError, Tokenizer, encode_chat};
 
 /// Members of a chat request that are no part of the prompt, or that say nothing with these values. With any other
@@ -107,7 +106,7 @@ impl LocalTokenizer {
     }
 
     /// The ids of a chat request's prompt, if nothing but the template shapes it.
-    fn prompt_of(&self, request: &RawValue) -> Option<Vec<u32>> {
+    fn prompt_of(&self, request: &JsonText) -> Option<Vec<u32>> {
         #[derive(Deserialize)]
         struct View {
             messages: Vec<Value>,
@@ -186,7 +185,7 @@ pub(super) struct Missing {
     texts: Vec<Option<String>>,
     /// The reply's usage is of one choice.
     is_only: bool,
-    request: Option<Box<RawValue>>,
+    request: Option<JsonText>,
 }
 
 /// What was found for them.

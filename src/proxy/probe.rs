@@ -3,14 +3,12 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde_json::value::RawValue;
-
 use super::Inner;
 use super::received::Received;
 use super::session::Session;
 use crate::record::{
-    Call, CallId, CallKind, CallStatus, ClientApi, IdsSource, LogprobSemantics, SCHEMA_VERSION, Sampling,
-    UpstreamKind, Usage, WeightSource,
+    Call, CallId, CallKind, CallStatus, ClientApi, IdsSource, JsonText, LogprobSemantics, SCHEMA_VERSION,
+    Sampling, UpstreamKind, Usage, WeightSource,
 };
 use crate::upstream::{Capabilities, Native, ProbeExchange, Upstream};
 
@@ -62,9 +60,7 @@ fn call(
     probe: ProbeExchange,
 ) -> Call {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let raw = |bytes: &[u8]| {
-        String::from_utf8(bytes.to_vec()).ok().and_then(|text| RawValue::from_string(text).ok())
-    };
+    let raw = |bytes: &[u8]| JsonText::new(std::str::from_utf8(bytes).ok()?).ok();
     // Its tokens were sampled like any others, and are accounted for.
     let mut reply = Received::new(api, 1);
     if let Err(error) = reply.body(&probe.reply) {

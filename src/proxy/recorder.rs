@@ -67,6 +67,8 @@ pub(super) struct Open {
     pub(super) version_at_start: VersionAtStart,
     pub(super) kept: Kept,
     unreadable: Option<String>,
+    /// All that is kept was read as JSON as it is.
+    is_json: bool,
     /// Why a part of it could not be stored on its way.
     not_kept: Option<String>,
     committed: BTreeSet<u16>,
@@ -121,6 +123,7 @@ impl Recorder {
             version_at_start: VersionAtStart::default(),
             kept: Kept::default(),
             unreadable: None,
+            is_json: true,
             not_kept: None,
             committed: BTreeSet::new(),
             is_done: false,
@@ -224,11 +227,13 @@ impl Open {
     /// Keeps an error's body without reading it as a reply.
     pub(super) fn error_body(&mut self, body: &Bytes) {
         self.first_byte();
+        self.is_json = false;
         self.kept = Kept::Body(body.clone());
     }
 
     /// A part of the reply could not be read: forwarded, not trainable.
     pub(super) fn unreadable(&mut self, why: String) {
+        self.is_json = false;
         self.unreadable.get_or_insert(why);
     }
 
@@ -383,10 +388,12 @@ impl Open {
     }
 
     fn read(&mut self, read: Result<Assembled, Unreadable>) -> Assembled {
-        read.unwrap_or_else(|error| {
+        let read = read.unwrap_or_else(|error| {
             self.unreadable(error.to_string());
             Assembled::default()
-        })
+        });
+        self.is_json &= read.fed.is_json;
+        read
     }
 
     /// The choices without a record. A call that has none at all has one record.

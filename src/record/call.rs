@@ -3,9 +3,8 @@
 //! Field names are the Parquet column names. Columns that no relay fills yet are declared and null.
 
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 
-use super::{CallId, Routing, SessionId, TaskId, TrialId};
+use super::{CallId, JsonText, Routing, SessionId, TaskId, TrialId};
 
 /// Version of the record's schema, in the files' metadata and in each row.
 pub const SCHEMA_VERSION: u16 = 1;
@@ -254,11 +253,11 @@ pub struct Call {
     pub ttft_us: Option<u64>,
     pub duration_us: u64,
     /// Request body of the harness, byte for byte when it was JSON; `None` when it was not.
-    pub client_request: Option<Box<RawValue>>,
+    pub client_request: Option<JsonText>,
     /// Body sent upstream; `None` when it equals `client_request`.
-    pub upstream_request: Option<Box<RawValue>>,
+    pub upstream_request: Option<JsonText>,
     /// Reply as one JSON value: the body, or for a stream the array of its data events.
-    pub response: Option<Box<RawValue>>,
+    pub response: Option<JsonText>,
     pub prompt_token_ids: Option<Vec<u32>>,
     pub prompt_ids_source: IdsSource,
     pub completion_token_ids: Option<Vec<u32>>,

@@ -11,6 +11,7 @@ mod disposition;
 #[cfg(test)]
 pub(crate) mod example;
 mod ids;
+mod json_text;
 mod outcome;
 mod routing;
 mod sample;
@@ -22,6 +23,7 @@ pub use call::{
 };
 pub use disposition::Disposition;
 pub use ids::{CallId, EpisodeId, GroupId, InvalidId, PolicyVersion, SessionId, TaskId, TrialId};
+pub use json_text::JsonText;
 pub use outcome::{ExitEvidence, InfraFailure, Outcome, Termination};
 pub use routing::{InvalidRouting, Routing, RoutingShape};
 pub use sample::{InvalidSample, Sample, SampleParts};

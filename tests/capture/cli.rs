@@ -66,10 +66,7 @@ async fn ls_tells_probes_apart_and_limits_and_a_run_folder_is_as_good_as_its_cap
     (local.trainable, local.completion_ids_source) = (false, IdsSource::LocalTokenizer);
     local.client_api = ClientApi::OpenaiResponses;
     local.client_request = Some(
-        serde_json::value::RawValue::from_string(
-            r#"{"instructions": "be brief", "input": "list it"}"#.to_owned(),
-        )
-        .expect("JSON"),
+        lego::record::JsonText::new(r#"{"instructions": "be brief", "input": "list it"}"#).expect("JSON"),
     );
     calls.push(local);
     writer.append(calls).await.expect("room");

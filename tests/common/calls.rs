@@ -1,17 +1,16 @@
 //! Calls made up for tests.
 
 use lego::record::{
-    Call, CallId, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, LayerAxis, LogprobSemantics,
-    Routing, RoutingDtype, RoutingShape, SCHEMA_VERSION, Sampling, UpstreamKind, Usage, WeightSource,
-    WeightSpan,
+    Call, CallId, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, JsonText, LayerAxis,
+    LogprobSemantics, Routing, RoutingDtype, RoutingShape, SCHEMA_VERSION, Sampling, UpstreamKind, Usage,
+    WeightSource, WeightSpan,
 };
-use serde_json::value::RawValue;
 
 /// A complete, trainable policy call of `session` with these ids.
 pub fn call(session: &str, prompt: &[u32], completion: &[u32]) -> Call {
     let sampling = Sampling { temperature: Some(1.0), top_p: Some(1.0), ..Sampling::default() };
     let logprobs = completion.iter().map(|&id| Some(-(id as f32 + 1.0) / 7.0));
-    let json = |text: &str| RawValue::from_string(text.to_owned()).ok();
+    let json = |text: &str| JsonText::new(text).ok();
     Call {
         schema_version: SCHEMA_VERSION,
         call_id: CallId::now(),

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::tools::{self, ToolCall};
 use super::view::{
-    ChoiceView, Entry, LogprobsView, MetaView, MetadataView, SglextView, View, label, lenient, pairs,
+    ChoiceView, Entry, LogprobsView, MetaView, MetadataView, SglextView, Text, View, label, lenient, pairs,
     raw_text, spans, stop_match,
 };
 use crate::protocol::json;
@@ -83,6 +83,8 @@ pub struct Fed {
     /// A choice got its finish reason: a client may act now.
     pub has_finish: bool,
     pub has_error: bool,
+    /// All of it was read as JSON, as it is. False also where nobody looked.
+    pub is_json: bool,
 }
 
 /// A reply so far.
@@ -106,8 +108,13 @@ impl Reply {
     /// # Errors
     /// [`ReplyError`] when it is not a chat reply; nothing was added.
     pub fn feed(&mut self, data: &[u8]) -> Result<Fed, ReplyError> {
-        match serde_json::from_slice::<View>(data) {
-            Ok(view) => Ok(self.add(view)),
+        // Text is looked at once, instead of each string by itself.
+        let read = match std::str::from_utf8(data) {
+            Ok(text) => serde_json::from_str::<View>(text),
+            Err(_) => serde_json::from_slice::<View>(data),
+        };
+        match read {
+            Ok(view) => Ok(Fed { is_json: true, ..self.add(view) }),
             // Engines print NaN and -Infinity, which JSON has not: read a copy that has null there.
             Err(error) => match json::without_bad_numbers(data) {
                 Some(clean) => Ok(self.add(serde_json::from_slice::<View>(&clean)?)),
@@ -144,9 +151,9 @@ impl Reply {
             fed.has_error = true;
             self.error.get_or_insert_with(|| error_message(error));
         }
-        self.id = self.id.take().or(view.id);
+        self.id = self.id.take().or_else(|| view.id.map(Text::into_owned));
         self.created = self.created.or(view.created);
-        self.model = self.model.take().or(view.model);
+        self.model = self.model.take().or_else(|| view.model.map(Text::into_owned));
         if self.prompt_token_ids.is_none() {
             self.prompt_token_ids = view.prompt_token_ids;
         }
@@ -262,7 +269,7 @@ impl Choice {
         self.stop_match = stop.or(self.stop_match.take());
         match view.finish_reason.filter(|reason| !reason.is_empty()) {
             Some(reason) => {
-                self.finish_reason = Some(reason);
+                self.finish_reason = Some(reason.into_owned());
                 true
             }
             None => false,

@@ -1,7 +1,11 @@
 //! What is read of a chat reply's JSON. Members that only some engines send are read leniently: another shape of
 //! theirs is as if they were not there, and the reply is read all the same.
 
+use std::borrow::Cow;
+use std::fmt;
+
 use serde::Deserialize;
+use serde::de::{Deserializer, Error, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -11,11 +15,54 @@ use super::tools::Fragment;
 /// Values at or below this are engines' stand-ins for "no value" (vLLM clamps to it).
 const LOGPROB_FLOOR: f32 = -9999.0;
 
+/// A string, which is not copied where it has no escapes: most of a stream's are read and let go of.
+pub(super) struct Text<'a>(Cow<'a, str>);
+
+impl Text<'_> {
+    pub(super) fn into_owned(self) -> String {
+        self.0.into_owned()
+    }
+}
+
+impl std::ops::Deref for Text<'_> {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Strings;
+
+        impl<'de> Visitor<'de> for Strings {
+            type Value = Text<'de>;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("a string")
+            }
+
+            fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Borrowed(text)))
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Owned(text.to_owned())))
+            }
+        }
+
+        deserializer.deserialize_str(Strings)
+    }
+}
+
 #[derive(Deserialize)]
 pub(super) struct View<'a> {
-    pub(super) id: Option<String>,
+    #[serde(borrow)]
+    pub(super) id: Option<Text<'a>>,
     pub(super) created: Option<u64>,
-    pub(super) model: Option<String>,
+    #[serde(borrow)]
+    pub(super) model: Option<Text<'a>>,
     #[serde(borrow)]
     pub(super) choices: Option<Vec<ChoiceView<'a>>>,
     pub(super) usage: Option<UsageView>,
@@ -35,13 +82,17 @@ pub(super) struct View<'a> {
 #[derive(Deserialize)]
 pub(super) struct ChoiceView<'a> {
     pub(super) index: Option<u16>,
-    pub(super) delta: Option<DeltaView>,
-    pub(super) message: Option<DeltaView>,
+    #[serde(borrow)]
+    pub(super) delta: Option<DeltaView<'a>>,
+    #[serde(borrow)]
+    pub(super) message: Option<DeltaView<'a>>,
     /// Completions: what `delta` or `message` is in chat.
-    pub(super) text: Option<String>,
+    #[serde(borrow)]
+    pub(super) text: Option<Text<'a>>,
     #[serde(borrow)]
     pub(super) logprobs: Option<LogprobsView<'a>>,
-    pub(super) finish_reason: Option<String>,
+    #[serde(borrow)]
+    pub(super) finish_reason: Option<Text<'a>>,
     pub(super) token_ids: Option<Vec<u32>>,
     /// SGLang's name for them.
     pub(super) response_token_ids: Option<Vec<u32>>,
@@ -59,11 +110,15 @@ pub(super) struct ChoiceView<'a> {
 }
 
 #[derive(Deserialize)]
-pub(super) struct DeltaView {
-    pub(super) content: Option<String>,
-    pub(super) reasoning: Option<String>,
-    pub(super) reasoning_content: Option<String>,
-    pub(super) refusal: Option<String>,
+pub(super) struct DeltaView<'a> {
+    #[serde(borrow)]
+    pub(super) content: Option<Text<'a>>,
+    #[serde(borrow)]
+    pub(super) reasoning: Option<Text<'a>>,
+    #[serde(borrow)]
+    pub(super) reasoning_content: Option<Text<'a>>,
+    #[serde(borrow)]
+    pub(super) refusal: Option<Text<'a>>,
     pub(super) tool_calls: Option<Vec<Fragment>>,
 }
 

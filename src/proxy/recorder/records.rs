@@ -2,15 +2,13 @@
 
 use std::borrow::Cow;
 
-use serde_json::value::RawValue;
-
 use super::{Open, micros};
 use crate::protocol::chat::{Choice, Reply};
 use crate::proxy::columns::tool_calls;
 use crate::proxy::local_ids::Missing;
 use crate::proxy::received::Received;
 use crate::proxy::{kept, verdict};
-use crate::record::{Call, CallStatus, SCHEMA_VERSION, SinkError, Usage, WeightSource, WeightSpan};
+use crate::record::{Call, CallStatus, JsonText, SCHEMA_VERSION, SinkError, Usage, WeightSource, WeightSpan};
 use crate::upstream;
 use crate::upstream::dialect;
 
@@ -60,14 +58,14 @@ impl Open {
     }
 
     /// The reply with all that has come of it, and its JSON.
-    fn copy(&self) -> Result<(Cow<'_, Reply>, Option<Box<RawValue>>), SinkError> {
-        let is_read = self.unreadable.is_none();
+    fn copy(&self) -> Result<(Cow<'_, Reply>, Option<JsonText>), SinkError> {
+        let is_json = self.is_json;
         if !self.kept.is_spilled() {
-            return Ok((Cow::Borrowed(self.reply()), self.kept.json(is_read, |_| ())?));
+            return Ok((Cow::Borrowed(self.reply()), self.kept.json(is_json, |_| ())?));
         }
         let mut again = Received::new(self.wire.upstream_api, self.request.n_each);
         // What could not be read then cannot be read now: it is in the record already.
-        let json = self.kept.json(is_read, |event| drop(again.event(&event.name, &event.data())))?;
+        let json = self.kept.json(is_json, |event| drop(again.event(&event.name, &event.data())))?;
         Ok((Cow::Owned(again.into_reply()), json))
     }
 

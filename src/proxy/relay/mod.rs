@@ -245,9 +245,7 @@ impl Relay {
             self.ready.extend_from_slice(&piece);
             return;
         }
-        self.parser.push(&piece);
-        // What follows may wait for a disk, and there may be thousands.
-        drop(piece);
+        self.parser.push_piece(piece);
         while let Some(event) = self.parser.next_event() {
             self.event(&event).await;
             if self.is_over {

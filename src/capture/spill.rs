@@ -18,7 +18,7 @@ use super::layout::journal_dir;
 use crate::record::SinkError;
 
 /// Longest part that a slot takes.
-pub const SLOT_BYTES: usize = 16 << 10;
+pub const SLOT_BYTES: usize = 8 << 10;
 
 /// The file. Clones share it.
 #[derive(Debug, Clone)]

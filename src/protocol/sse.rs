@@ -109,6 +109,13 @@ impl Parser {
 
     /// Adds bytes of the stream.
     pub fn push(&mut self, bytes: &[u8]) {
+        let length = self.buffer.len() + bytes.len();
+        // By itself it would double, which thousands of streams would hold for the little that is in progress.
+        if self.buffer.capacity() < length && self.buffer.len() <= bytes.len() {
+            let mut joined = BytesMut::with_capacity(length);
+            joined.extend_from_slice(&self.buffer);
+            self.buffer = joined;
+        }
         self.buffer.extend_from_slice(bytes);
     }
 

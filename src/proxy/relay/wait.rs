@@ -19,7 +19,7 @@ use crate::upstream::{UpstreamBody, UpstreamError, UpstreamReply};
 pub(super) const FAR: Duration = Duration::from_secs(3600);
 
 /// Most bytes of a stream that are taken at once: that many are on their way in each of thousands of streams.
-const PIECE_BYTES: usize = 16 << 10;
+const PIECE_BYTES: usize = 8 << 10;
 
 pub(super) enum Source {
     /// The upstream has not begun to answer; the client's stream has.

@@ -145,6 +145,8 @@ pub(super) fn declared() -> Vec<Field> {
 fn routing() -> Vec<Field> {
     [
         (ROUTING, Binary),
+        ("routing_base_call_id", Utf8),
+        ("routing_base_choice", UInt32),
         ("routing_start", UInt32),
         ("routing_rows", UInt32),
         ("routing_layers", UInt32),

@@ -13,9 +13,9 @@ use bytes::Bytes;
 
 use super::columns;
 use crate::record::{
-    Call, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, JsonText, LayerAxis,
-    LogprobSemantics, Routing, RoutingDtype, RoutingShape, Sampling, UpstreamKind, Usage, WeightSource,
-    WeightSpan,
+    Call, CallId, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, JsonText, LayerAxis,
+    LogprobSemantics, Routing, RoutingBase, RoutingDtype, RoutingShape, Sampling, UpstreamKind, Usage,
+    WeightSource, WeightSpan,
 };
 
 type Decoded<T> = Result<T, String>;
@@ -236,7 +236,19 @@ impl<'a> Row<'a> {
             dtype: self.named("routing_dtype", RoutingDtype::from_name)?,
         };
         let data = Bytes::copy_from_slice(column.value(self.row));
-        Routing::new(shape, data).map(Some).map_err(|error| format!("column routing: {error}"))
+        let routing = Routing::new(shape, data).map_err(|error| format!("column routing: {error}"))?;
+        // Files from before the columns have all rows.
+        let base = match self.batch.column_by_name("routing_base_call_id") {
+            Some(_) => self.parsed::<CallId>("routing_base_call_id")?,
+            None => None,
+        };
+        let base = base.map(|call_id| {
+            let choice = self.number("routing_base_choice")?;
+            let choice_index =
+                u16::try_from(choice).map_err(|_| format!("column routing_base_choice holds {choice}"))?;
+            Ok::<_, String>(RoutingBase { call_id, choice_index })
+        });
+        Ok(Some(routing.based_on(base.transpose()?)))
     }
 
     fn weight_spans(self) -> Decoded<Option<Vec<WeightSpan>>> {

@@ -12,7 +12,7 @@ use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
 
 use super::columns;
-use crate::record::{Call, CallId, JsonText, RoutingShape, Sampling};
+use crate::record::{Call, CallId, JsonText, Routing, RoutingShape, Sampling};
 
 /// One row a call, all columns of [`columns::schema`].
 pub(super) fn batch(calls: &[Call]) -> Result<RecordBatch, ArrowError> {
@@ -189,7 +189,7 @@ fn tool_calls(calls: &[Call]) -> Result<ArrayRef, ArrowError> {
     })
 }
 
-fn routing(calls: &[Call]) -> [ArrayRef; 7] {
+fn routing(calls: &[Call]) -> [ArrayRef; 9] {
     let number = |get: fn(&RoutingShape) -> u32| -> ArrayRef {
         let shapes = calls.iter().map(|c| c.routing.as_ref().map(|routing| get(routing.shape())));
         Arc::new(UInt32Array::from_iter(shapes))
@@ -199,8 +199,11 @@ fn routing(calls: &[Call]) -> [ArrayRef; 7] {
         Arc::new(StringArray::from_iter(shapes))
     };
     let data = calls.iter().map(|c| c.routing.as_ref().map(|routing| routing.data().as_ref()));
+    let bases = || calls.iter().map(|c| c.routing.as_ref().and_then(Routing::base));
     [
         Arc::new(BinaryArray::from_iter(data)),
+        Arc::new(StringArray::from_iter(bases().map(|base| base.map(|base| base.call_id.to_string())))),
+        Arc::new(UInt32Array::from_iter(bases().map(|base| base.map(|base| base.choice_index.into())))),
         number(|shape| shape.start),
         number(|shape| shape.rows),
         number(|shape| shape.layers),

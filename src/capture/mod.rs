@@ -32,6 +32,7 @@ mod parquet_calls;
 mod payload;
 mod reader;
 mod recovery;
+mod rows;
 mod spill;
 mod writer;
 

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::record::{Call, JsonText, Routing, RoutingShape, SinkError};
+use crate::record::{Call, JsonText, Routing, RoutingBase, RoutingShape, SinkError};
 
 /// Version of this encoding, in each frame. 1 had no routing, and 2 the bodies within the JSON; they are read as well.
 const ENCODING: u8 = 3;
@@ -19,6 +19,8 @@ struct Lists {
     logprobs: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     routing: Option<RoutingShape>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    routing_base: Option<RoutingBase>,
     /// Bytes of `client_request`, `upstream_request` and `response`.
     #[serde(default)]
     bodies: [Option<u32>; 3],
@@ -54,6 +56,7 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Vec<u8>, SinkError> {
             completion: completion.as_ref().map(|ids| length(ids.len(), &call, "list")).transpose()?,
             logprobs: logprobs.as_ref().map(|values| length(values.len(), &call, "list")).transpose()?,
             routing: routing.as_ref().map(|routing| *routing.shape()),
+            routing_base: routing.as_ref().and_then(Routing::base),
             bodies: [body_bytes(&bodies[0])?, body_bytes(&bodies[1])?, body_bytes(&bodies[2])?],
         };
         let refused = |reason: String| SinkError::Refused { call_id: call.call_id.to_string(), reason };
@@ -125,7 +128,8 @@ pub(super) fn decode(payload: &[u8]) -> Result<Vec<Call>, String> {
             let bytes = shape.ids().and_then(|ids| ids.checked_mul(shape.dtype.bytes()));
             let data = rest.take(bytes.ok_or("a routing is larger than memory")?)?;
             let routing = Routing::new(shape, Bytes::copy_from_slice(data));
-            call.routing = Some(routing.map_err(|error| error.to_string())?);
+            let routing = routing.map_err(|error| error.to_string())?;
+            call.routing = Some(routing.based_on(lists.routing_base));
         }
         let [client, upstream, response] = lists.bodies;
         for (body, length) in [

@@ -14,7 +14,8 @@ use super::frame::{self, Frames, HEADER_LEN, Step};
 use super::layout::{self, SegmentName};
 use super::parquet_calls::ParquetCalls;
 use super::payload;
-use crate::record::{Call, CallId, SessionId, TrialId};
+use super::rows::Joiner;
+use crate::record::{Call, CallId, RoutingBase, SessionId, TrialId};
 
 /// Which calls to read, and how much of each. Default: all of everything.
 #[derive(Debug, Clone, Default)]
@@ -49,7 +50,10 @@ impl Query {
 ///
 /// Memory: one row group's columns, or one journal frame, whatever the folder's size.
 pub struct Reader {
+    dir: PathBuf,
     query: Query,
+    /// Puts back the rows of expert routing that a call shares with an earlier one; `None`: as they lie in the store.
+    rows: Option<Joiner>,
     files: VecDeque<PathBuf>,
     segments: VecDeque<SegmentCalls>,
     current: Option<ParquetCalls>,
@@ -91,7 +95,18 @@ impl Reader {
             format!("{}: damaged, and set aside: not all of it could be read", path.display())
         };
         let skipped = layout::damaged(dir)?.iter().map(aside).collect();
-        Ok(Self { query, files, segments, current: None, skipped, damaged_bytes: 0 })
+        let rows = (!query.without_routing).then(Joiner::default);
+        let (dir, current) = (dir.to_owned(), None);
+        Ok(Self { dir, query, rows, files, segments, current, skipped, damaged_bytes: 0 })
+    }
+
+    /// A call as it lies in the store.
+    fn stored(dir: &Path, wanted: RoutingBase) -> Result<Option<Call>, CaptureError> {
+        let query = Query { call_id: Some(wanted.call_id), without_bodies: true, ..Query::default() };
+        let mut calls = Self { rows: None, ..Self::open(dir, query)? };
+        calls
+            .find(|call| call.as_ref().map_or(true, |call| call.choice_index == wanted.choice_index))
+            .transpose()
     }
 
     /// Files that were left out so far, each with the reason: empty, unreadable or foreign Parquet files, and damaged
@@ -159,7 +174,13 @@ impl Iterator for Reader {
     type Item = Result<Call, CaptureError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.next_from_parquet().or_else(|| self.next_from_journal())
+        let mut next = self.next_from_parquet().or_else(|| self.next_from_journal())?;
+        if let (Some(rows), Ok(call)) = (&mut self.rows, &mut next)
+            && let Err(error) = rows.join(call, |base| Self::stored(&self.dir, base))
+        {
+            return Some(Err(error));
+        }
+        Some(next)
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
+use super::rows::RowCounts;
 use super::verdict;
 use crate::record::{Call, CallStatus};
 
@@ -18,6 +19,7 @@ pub(super) struct Measures {
     reasons: HashMap<String, Counter>,
     other_reason: Counter,
     pub(super) captured_tokens: Counter,
+    pub(super) routing_rows: RowCounts,
     pub(super) capture_failures: Counter,
     pub(super) retries: Counter,
     pub(super) in_flight: Gauge,
@@ -51,6 +53,7 @@ impl Default for Measures {
             reasons: verdict::all_reasons().map(|reason| (reason.clone(), of_reason(reason))).collect(),
             other_reason: of_reason("other".to_owned()),
             captured_tokens: counter!("lego_proxy_captured_tokens_total"),
+            routing_rows: RowCounts::default(),
             capture_failures: counter!("lego_proxy_capture_failures_total"),
             retries: counter!("lego_proxy_retries_total"),
             in_flight: gauge!("lego_proxy_calls_in_flight"),

@@ -46,6 +46,7 @@ mod reply;
 mod responses;
 mod retry;
 mod routes;
+mod rows;
 mod server;
 mod session;
 mod sessions;

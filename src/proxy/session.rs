@@ -10,6 +10,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Inner;
 use super::rejoin::Left;
+use super::rows::HeldRows;
 use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::volatile::Rules;
@@ -112,6 +113,8 @@ pub(super) struct Session {
     running: TaskTracker,
     /// Calls whose clients left.
     pub(super) left: Left,
+    /// Expert routing that is stored.
+    pub(super) rows: HeldRows,
 }
 
 struct State {
@@ -139,6 +142,7 @@ impl Session {
             abort,
             running: TaskTracker::new(),
             left: Left::default(),
+            rows: HeldRows::default(),
         })
     }
 

@@ -29,9 +29,11 @@ pub(super) async fn append(
         if session.keeps_calls() { calls.iter().cloned().map(Arc::new).collect() } else { Vec::new() };
     let done: Vec<Recorded> = calls.iter().map(Recorded::of).collect();
     let ended = Instant::now();
+    let rows = session.rows.shorten(&mut calls, &inner.measures.routing_rows);
     let result = inner.sink.append(calls).await;
     match &result {
         Ok(()) => {
+            session.rows.hold(rows);
             inner.measures.capture_lag.record(ended.elapsed());
             done.iter().for_each(|call| inner.measures.recorded(call));
             session.keep(kept, failure);

@@ -25,6 +25,6 @@ pub use disposition::Disposition;
 pub use ids::{CallId, EpisodeId, GroupId, InvalidId, PolicyVersion, SessionId, TaskId, TrialId};
 pub use json_text::JsonText;
 pub use outcome::{ExitEvidence, InfraFailure, Outcome, Termination};
-pub use routing::{InvalidRouting, Routing, RoutingShape};
+pub use routing::{InvalidRouting, Routing, RoutingBase, RoutingShape};
 pub use sample::{InvalidSample, Sample, SampleParts};
 pub use sink::{CallSink, SinkError};

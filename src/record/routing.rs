@@ -1,13 +1,16 @@
 //! Which experts computed each position, as the engine told it.
 //!
-//! Invariant: the data has exactly the bytes that the shape says.
+//! Invariants:
+//! - The data has exactly the bytes that the shape says.
+//! - Rows that another call's routing has already may be left out; then that call is named, and its rows before this
+//!   one's first are this one's as well.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::{LayerAxis, RoutingDtype};
+use super::{CallId, LayerAxis, RoutingDtype};
 
 /// Shape of a routing. Row `r` belongs to the forward pass at position `start + r` of prompt and completion
 /// together, the one that predicts the token at `start + r + 1`.
@@ -21,6 +24,13 @@ pub struct RoutingShape {
     /// Experts a token and layer.
     pub top_k: u32,
     pub dtype: RoutingDtype,
+}
+
+/// The sampled choice whose routing has the rows before another one's first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RoutingBase {
+    pub call_id: CallId,
+    pub choice_index: u16,
 }
 
 /// A shape and data that do not belong together.
@@ -37,6 +47,7 @@ pub enum InvalidRouting {
 #[serde(try_from = "Text", into = "Text")]
 pub struct Routing {
     shape: RoutingShape,
+    base: Option<RoutingBase>,
     data: Bytes,
 }
 
@@ -69,7 +80,7 @@ impl Routing {
     pub fn new(shape: RoutingShape, data: Bytes) -> Result<Self, InvalidRouting> {
         let bytes = shape.ids().and_then(|ids| ids.checked_mul(shape.dtype.bytes()));
         if bytes == Some(data.len()) {
-            return Ok(Self { shape, data });
+            return Ok(Self { shape, base: None, data });
         }
         Err(InvalidRouting::Length {
             rows: shape.rows,
@@ -104,6 +115,36 @@ impl Routing {
         &self.shape
     }
 
+    /// Where the rows before the first one are, if they were left out.
+    #[must_use]
+    pub const fn base(&self) -> Option<RoutingBase> {
+        self.base
+    }
+
+    /// The same with its earlier rows in `base`.
+    #[must_use]
+    pub fn based_on(mut self, base: Option<RoutingBase>) -> Self {
+        self.base = base;
+        self
+    }
+
+    /// Each row's bytes.
+    pub fn rows(&self) -> impl Iterator<Item = &[u8]> {
+        let rows = usize::try_from(self.shape.rows).unwrap_or(usize::MAX);
+        let row_bytes = self.data.len().checked_div(rows).unwrap_or(0);
+        self.data.chunks_exact(row_bytes.max(1)).take(rows)
+    }
+
+    /// The rows behind the first `count`, which are in `base`. Shares the data.
+    #[must_use]
+    pub fn without_first(&self, count: u32, base: RoutingBase) -> Self {
+        let count = count.min(self.shape.rows);
+        let rows = self.shape.rows - count;
+        let bytes = self.data.len().checked_div(self.shape.rows as usize).unwrap_or(0) * count as usize;
+        let shape = RoutingShape { start: self.shape.start + count, rows, ..self.shape };
+        Self { shape, base: Some(base), data: self.data.slice(bytes..) }
+    }
+
     /// Little-endian ids in C order: row, layer, expert.
     #[must_use]
     pub const fn data(&self) -> &Bytes {
@@ -122,12 +163,14 @@ impl Routing {
 struct Text {
     #[serde(flatten)]
     shape: RoutingShape,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    base: Option<RoutingBase>,
     data: String,
 }
 
 impl From<Routing> for Text {
     fn from(routing: Routing) -> Self {
-        Self { shape: routing.shape, data: STANDARD.encode(&routing.data) }
+        Self { shape: routing.shape, base: routing.base, data: STANDARD.encode(&routing.data) }
     }
 }
 
@@ -136,7 +179,8 @@ impl TryFrom<Text> for Routing {
 
     fn try_from(text: Text) -> Result<Self, String> {
         let data = STANDARD.decode(&text.data).map_err(|error| format!("routing: {error}"))?;
-        Self::new(text.shape, data.into()).map_err(|error| format!("routing: {error}"))
+        let routing = Self::new(text.shape, data.into()).map_err(|error| format!("routing: {error}"))?;
+        Ok(routing.based_on(text.base))
     }
 }
 
@@ -183,10 +227,27 @@ mod tests {
     }
 
     #[test]
+    fn rows_that_another_call_has_can_be_left_out() {
+        let routing = Routing::pack(SHAPE, &[0, 300, 2, 65_535]).expect("four ids");
+        let base = RoutingBase { call_id: CallId::now(), choice_index: 1 };
+        for count in 0..=2 {
+            let rest = routing.without_first(count, base);
+            let expected: Vec<&[u8]> = routing.rows().skip(count as usize).collect();
+            assert_eq!(rest.rows().collect::<Vec<_>>(), expected);
+            assert_eq!((rest.shape().start, rest.shape().rows), (4 + count, 2 - count));
+            assert_eq!((rest.base(), rest.shape().dtype), (Some(base), RoutingDtype::U16));
+            assert!(Routing::new(*rest.shape(), rest.data().clone()).is_ok());
+        }
+    }
+
+    #[test]
     fn json_keeps_every_byte() {
         let routing = Routing::pack(SHAPE, &[0, 300, 2, 65_535]).expect("four ids");
         let text = serde_json::to_string(&routing).expect("JSON");
         assert_eq!(serde_json::from_str::<Routing>(&text).expect("routing"), routing);
+        let base = RoutingBase { call_id: CallId::now(), choice_index: 0 };
+        let rest = serde_json::to_string(&routing.without_first(1, base)).expect("JSON");
+        assert_eq!(serde_json::from_str::<Routing>(&rest).expect("routing").base(), Some(base));
         let short = text.replace("\"rows\":2", "\"rows\":3");
         assert!(serde_json::from_str::<Routing>(&short).is_err());
     }

@@ -214,6 +214,14 @@ pub const PROMETHEUS: &[Prometheus] = &[
         ),
     ),
     counter("lego_proxy_captured_tokens_total", "Sampled tokens made durable."),
+    by(
+        "rows",
+        counter(
+            "lego_capture_routing_rows_total",
+            "Rows of expert routing of records: `stored`; `held_already`, by an earlier call of the session, and not \
+             stored again; `routed_otherwise` than an earlier call stored it, and stored (they count twice).",
+        ),
+    ),
     counter("lego_proxy_capture_failures_total", "Appends that failed: the calls' clients got an error."),
     by(
         "code",

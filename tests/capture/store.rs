@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lego::capture::{CaptureError, Durability, Query, Reader, Writer, WriterOptions, column_names};
-use lego::record::{Call, CallSink, SinkError};
+use lego::record::{Call, CallSink, RoutingBase, SinkError};
 
 use crate::calls::{as_json, call, failed_call, routing};
 
@@ -86,6 +86,45 @@ async fn routing_of_many_megabytes_a_call_is_stored_and_read_call_by_call() {
         let lean = read(dir.path(), Query { without_routing: true, ..Query::default() });
         assert!(lean.len() == 3 && lean.iter().all(|call| call.routing.is_none() && call.response.is_some()));
     };
+    check();
+    writer.close().await;
+    check();
+}
+
+#[tokio::test]
+async fn rows_that_earlier_calls_have_are_put_back_and_missing_ones_are_told() {
+    let dir = tempfile::tempdir().expect("folder");
+    let base = |call: &Call| RoutingBase { call_id: call.call_id, choice_index: call.choice_index };
+    // Each goes on from the one before it; the last one from the second, of which it shares one row.
+    let mut calls = vec![call("a", &[1], &[2])];
+    calls[0].routing = Some(routing(0, 3, 0));
+    for (rows, shared) in [(6, 3), (9, 6), (7, 4)] {
+        let on = calls[calls.len().min(2) - 1].clone();
+        let mut next = call("a", &[1], &[2]);
+        next.routing = Some(routing(0, rows, 0).without_first(shared, base(&on)));
+        calls.push(next);
+    }
+    let mut lost = call("a", &[1], &[2]);
+    lost.routing =
+        calls[1].routing.clone().map(|routing| routing.based_on(Some(base(&call("a", &[1], &[2])))));
+    let check = || {
+        let expected = [3, 6, 9, 7].map(|rows| Some(routing(0, rows, 0)));
+        for query in [Query::default(), Query::session("a".parse().expect("id"))] {
+            let read = read(dir.path(), query);
+            let found: Vec<_> = read.iter().take(4).map(|call| call.routing.clone()).collect();
+            assert_eq!(found, expected);
+            assert_eq!((read[4].routing.as_ref(), read[4].trainable), (None, false));
+            assert_eq!(read[4].not_trainable_reasons, ["routing_base_missing"]);
+        }
+        for (call, expected) in calls.iter().zip(&expected) {
+            let alone = read(dir.path(), Query { call_id: Some(call.call_id), ..Query::default() });
+            assert_eq!((alone.len(), &alone[0].routing), (1, expected));
+        }
+    };
+    let writer = Writer::open(dir.path(), WriterOptions::default()).expect("free folder");
+    for call in calls.iter().chain([&lost]) {
+        writer.append(vec![call.clone()]).await.expect("room");
+    }
     check();
     writer.close().await;
     check();

@@ -67,6 +67,44 @@ async fn c16_routing_of_every_position_but_the_last_is_in_the_record() {
 }
 
 #[tokio::test]
+async fn c16_rows_of_earlier_turns_are_not_stored_again_and_a_trainer_has_them() {
+    // Experts count up from 250, so that the rows of a longer context begin with those of a shorter one.
+    let turn = |prompt: &[u32], completion: &[u32]| {
+        let logprobs: Vec<Value> =
+            completion.iter().map(|_| json!({"token": "x", "logprob": -0.5})).collect();
+        let tokens = prompt.len() + completion.len();
+        let body = json!({"id": "c", "object": "chat.completion", "created": 1, "model": "toy",
+            "prompt_token_ids": prompt,
+            "choices": [{"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop",
+                "token_ids": completion, "logprobs": {"content": logprobs}, "routed_experts": npy(tokens - 1)}],
+            "usage": {"prompt_tokens": prompt.len(), "completion_tokens": completion.len(), "total_tokens": tokens}});
+        Script { body: Some(body.to_string().into_bytes()), ..Script::default() }
+    };
+    let mock = Mock::start(turn(&[1, 2, 3], &[4, 5])).await;
+    let upstream = of_kind(UpstreamKind::Vllm, Some(RoutingHint::default()))(&mock);
+    let setup = Setup::in_front_of(upstream, ProxyOptions::trainer("policy"), mock).await;
+    let session = setup.proxy.open_session(spec("s1")).expect("open");
+    let url = format!("http://{}/sessions/s1/v1/chat/completions", setup.address);
+    text(post(&url, &request(false)).await).await;
+    setup.mock.set(turn(&[1, 2, 3, 4, 5, 6, 7], &[8]));
+    text(post(&url, &request(false)).await).await;
+    let stored = setup.sink.calls(2).await;
+    let routing: Vec<_> = stored.iter().map(|call| call.routing.clone().expect("routing")).collect();
+    assert_eq!((routing[0].shape().start, routing[0].shape().rows, routing[0].base()), (0, 4, None));
+    // The turn before had no row for its last sampled token.
+    assert_eq!((routing[1].shape().start, routing[1].shape().rows), (4, 3));
+    assert_eq!(routing[1].base().map(|base| base.call_id), Some(stored[0].call_id));
+    assert!(routing[1].ids().eq(266..278));
+    assert!(
+        stored.iter().all(|call| !call.not_trainable_reasons.iter().any(|why| why.starts_with("routing")))
+    );
+    let calls = session.close().await.calls;
+    let whole: Vec<_> = calls.iter().map(|call| call.routing.clone().expect("routing")).collect();
+    assert_eq!((whole[1].shape().rows, whole[1].base()), (7, None));
+    assert!(whole[1].ids().eq(250..278));
+}
+
+#[tokio::test]
 async fn c16_routing_that_is_not_of_these_tokens_is_not_stored_and_the_reply_passes() {
     let cases: [(fn(String) -> Vec<u8>, &str); 4] = [
         (|body| with_routing(&body, &npy(9)), "routing_rows_mismatch"),

@@ -25,6 +25,17 @@ for target in chat_reply to_messages to_responses; do
 done
 seed sglang_generate wire/sglang_generate*
 
+mkdir -p "$out/http_reply"
+reply() { # name, then parts of a reply
+    local name=$1
+    shift
+    printf '%b' "$@" > "$out/http_reply/$name"
+}
+reply length 'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nContent-Length: 5\r\n\r\n{"a":1}'
+reply chunked 'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n' '5\r\nhello\r\n0a;x="y"\r\n0123456789\r\n0\r\nx: y\r\n\r\nrest'
+reply interim 'HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n' 'HTTP/1.1 204 No Content\r\n\r\n'
+reply close 'HTTP/1.0 200 OK\r\nconnection: keep-alive\r\n\r\nuntil the end'
+
 mkdir -p "$out/routed_experts" "$out/openai_request"
 python3 - "$out" <<'PY'
 import base64, glob, json, sys

@@ -3,6 +3,7 @@
 
 mod chat;
 mod engines;
+mod http;
 mod messages;
 mod requests;
 mod responses;
@@ -13,6 +14,7 @@ use lego::protocol::translate::ReplyNames;
 
 pub use chat::chat_reply;
 pub use engines::{routed_experts, sglang_generate};
+pub use http::http_reply;
 pub use messages::{messages_reply, to_messages};
 pub use requests::{messages_request, openai_request, responses_request};
 pub use responses::to_responses;
@@ -22,7 +24,7 @@ pub use stream::sse;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const ALL: [Target; 10] = [
+pub const ALL: [Target; 11] = [
     ("sse", sse),
     ("openai_request", openai_request),
     ("responses_request", responses_request),
@@ -33,6 +35,7 @@ pub const ALL: [Target; 10] = [
     ("to_responses", to_responses),
     ("sglang_generate", sglang_generate),
     ("routed_experts", routed_experts),
+    ("http_reply", http_reply),
 ];
 
 /// A number that the bytes decide (FNV-1a).

@@ -30,6 +30,15 @@ async fn a_pause_holds_new_calls_back_and_versions_are_told() {
     let setup = Setup::with(options, lego::record::UpstreamKind::Vllm, script).await;
     let url = admin(&setup).await;
     assert_eq!(tell(&format!("{url}/policy-version"), json!({"version": 7})).await["policy_version"], "7");
+    // As `curl -d` sends it, and with no content type at all.
+    for content_type in [Some("application/x-www-form-urlencoded"), None] {
+        let told = client().post(format!("{url}/policy-version")).bearer_auth("admin-canary");
+        let told = content_type.into_iter().fold(told, |told, name| told.header("content-type", name));
+        let answer = told.body(r#"{"version": "step-7"}"#).send().await.expect("answer");
+        assert_eq!(answer.status(), 200, "{content_type:?}");
+        let said: Value = serde_json::from_slice(&text(answer).await).expect("JSON");
+        assert_eq!(said["policy_version"], "step-7");
+    }
     assert_eq!(tell(&format!("{url}/pause"), json!({})).await["is_paused"], true);
     let calling = {
         let url = setup.url();
@@ -269,6 +278,8 @@ async fn terminus_2_names_its_session_and_gets_the_ids_that_it_asks_for() {
     let call = &setup.sink.calls(1).await[0];
     assert_eq!(call.session_id.as_str(), "sess-123");
     assert_eq!(call.harness_conversation_id.as_deref(), Some("sess-123"));
+    assert_eq!(call.harness.as_deref(), Some("AsyncOpenAI/Python"));
+    assert_eq!(call.harness_version.as_deref(), Some("3.57.0"));
     assert_eq!(call.completion_token_ids.as_ref().expect("ids").len(), 5);
 
     let setup = Setup::trainer(Script::default()).await;

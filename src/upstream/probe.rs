@@ -102,6 +102,14 @@ impl Upstream {
         self.native_state().found.get().copied()
     }
 
+    /// A call was told that there is no native endpoint, which is known from now on.
+    pub fn set_without_native(&self) {
+        // What a probe saw is kept: the server is another one by now, and calls find that out one by one.
+        if self.native_state().found.set(Native::MISSING).is_ok() {
+            tracing::info!(upstream = %self.name(), "it has no POST /generate: completions go to its own");
+        }
+    }
+
     /// What SGLang's native endpoint gives; found out as [`Upstream::capabilities`] are.
     pub async fn native(&self, stop: impl Future<Output = ()>) -> (Native, Vec<ProbeExchange>) {
         let question = Question {

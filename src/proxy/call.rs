@@ -113,7 +113,8 @@ async fn serve(
     let abort = Stop::new(session.closed(), route.total_timeout);
     let is_last = identify::is_last(inner, &shared.door, &headers);
     let attendance = Attendance::new(inner, &session, &incoming, conversation_id, abort.clone(), is_last);
-    let Incoming { body, request, face } = incoming;
+    let Incoming { body, request, mut face } = incoming;
+    native::speak_as_known(&route, &mut face);
     let call = Call {
         id,
         received,

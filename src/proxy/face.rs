@@ -78,8 +78,8 @@ impl Incoming {
                 let read =
                     completions::Request::parse(body.clone()).map_err(|error| bad(error.to_string()))?;
                 let model = route.upstream_model(&inner.options, &read.model).unwrap_or(&read.model);
-                // Of a server that has no such endpoint the call itself speaks plainly: a client that comes back asks
-                // for the same whether that is known by then or not.
+                // Whether the server has the endpoint is asked later: a client that comes back asks for the same,
+                // though it may be known by then.
                 if speaks_native && sglang_request::is_expressible(&read, model) {
                     native = Some(Box::new(CompletionsWriter::new(&read, names(told))));
                 }

@@ -4,6 +4,7 @@ use super::Call;
 use crate::protocol::completions::{self, Prompt};
 use crate::protocol::{generate, json};
 use crate::proxy::face::Face;
+use crate::proxy::routes::Route;
 use crate::record::{ClientApi, UpstreamKind};
 use crate::upstream::dialect::Prepared;
 use crate::upstream::sglang_request::{self, Asking};
@@ -11,6 +12,14 @@ use crate::upstream::{self, Capabilities, UpstreamError, UpstreamReply};
 
 /// A request that was read once cannot be read.
 const NOT_AGAIN: json::ScanError = json::ScanError { expected: "a request", at: 0 };
+
+/// Completions of a server that is known to have no such endpoint go to its own.
+pub(super) fn speak_as_known(route: &Route, face: &mut Face) {
+    let is_missing = || route.upstream.known_native().is_some_and(|native| !native.is_there);
+    if face.upstream_api == ClientApi::SglangGenerate && face.writer.is_some() && is_missing() {
+        face.speak_plainly();
+    }
+}
 
 impl Call {
     /// What the endpoint gives, found out by the first call that needs to know. Completions of a server that has no

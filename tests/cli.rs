@@ -120,6 +120,31 @@ fn a_routes_missing_key_is_told_before_anything_starts() {
 }
 
 #[test]
+fn an_admin_token_that_is_not_set_is_told_before_anything_listens() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let config = r#"{"proxy": {"listen_port": 0, "upstream_base_url": "http://h:1", "admin_listen_port": 0, "admin_token_env": "LEGO_TEST_NO_TOKEN"}}"#;
+    std::fs::write(folder.path().join("proxy_config.json"), config).expect("written");
+    let output = lego(&["proxy"], folder.path());
+    assert_eq!(output.status.code(), Some(2));
+    let error = text(&output.stderr);
+    for part in ["proxy_config.json", "proxy.admin_token_env", "LEGO_TEST_NO_TOKEN"] {
+        assert!(error.contains(part), "{error}");
+    }
+    assert!(!error.contains("lego proxy: http://"), "{error}");
+    assert!(!folder.path().join("captures").exists());
+}
+
+#[test]
+fn show_without_files_gives_the_defaults() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let output = lego(&["config", "show", "--json"], folder.path());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(shown["proxy.listen_port"]["value"], 18080);
+    assert_eq!(shown["proxy.listen_port"]["origin"], "default");
+}
+
+#[test]
 fn a_local_tokenizer_that_cannot_be_used_is_told_before_anything_starts() {
     let folder = tempfile::tempdir().expect("temporary folder");
     std::fs::create_dir(folder.path().join("broken")).expect("made");

@@ -54,7 +54,8 @@ values below are what an absent key means. An unknown key, a wrong type or an im
 names the file, the key, the value and the remedy, before anything starts.
 
 - `lego config check [FILES]` checks files; without arguments, those in the current folder.
-- `lego config show` prints every effective value and where it came from; `--json` for programs.
+- `lego config show [FILES]` prints every effective value and where it came from; `--json` for programs. Without
+  arguments it also takes those in the current folder; a file that is not there has the defaults.
 - Secrets come from the environment only: keys that end in `_env` name a variable, and `${VAR}` inside any text
   is replaced by the variable's value. What came from `${VAR}` is never printed or stored.
 - `LEGO_RL_SANDBOX_IMAGE` overrides `sandbox.image`; `LEGO_RL_LOG_DIR` overrides

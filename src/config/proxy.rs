@@ -116,9 +116,9 @@ pub struct Proxy {
     /// was set, else with 404.
     pub routes: BTreeMap<String, Route>,
     /// Parts of prompts that change from call to call without meaning anything. They are ignored where calls are compared
-    /// (derived sessions, `history_rewrite_tolerance`); what is sent to the upstream changes only where a rule says
-    /// `remove`. The capture has both: the request as it came, and as it was sent. To an `anthropic` upstream requests
-    /// go as they came.
+    /// (derived sessions, `history_rewrite_tolerance`, clients that come back); what is sent to the upstream changes
+    /// only where a rule says `remove`. The capture has both: the request as it came, and as it was sent. To an
+    /// `anthropic` upstream requests go as they came.
     pub volatile: Volatile,
 }
 

@@ -1,6 +1,7 @@
 //! Text to plain values: JSON and TOML syntax, `${VAR}`, and the nearest name to a misspelt one.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -25,9 +26,35 @@ pub(super) fn read(path: &Path) -> Result<Map<String, Value>, ConfigError> {
             let before = error.span().map_or("", |span| text.get(..span.start).unwrap_or_default());
             let line = before.matches('\n').count() + 1;
             let column = before.rsplit('\n').next().map_or(0, |line| line.chars().count()) + 1;
-            syntax(format!("{} at line {line} column {column}", error.message()))
+            let key = error.span().and_then(|span| key_of(&text, span));
+            let key = key.map_or_else(String::new, |key| format!("{key}: "));
+            syntax(format!("{key}{} at line {line} column {column}", error.message()))
         })?;
         Ok(tree.into_iter().map(|(key, value)| (key, from_toml(value))).collect())
+    }
+}
+
+/// The key whose value is this part of a TOML text, with which nothing else is wrong.
+fn key_of(text: &str, span: Range<usize>) -> Option<String> {
+    // In its place there is a text that no config has.
+    const MARK: &str = "\u{1}here";
+    let (before, after) = (text.get(..span.start)?, text.get(span.end..)?);
+    let marked: toml::Table = toml::from_str(&format!("{before}\"\\u0001here\"{after}")).ok()?;
+    let path = path_of(&toml::Value::Table(marked), MARK)?;
+    Some(path.join("."))
+}
+
+/// The keys that lead to this text.
+fn path_of(value: &toml::Value, text: &str) -> Option<Vec<String>> {
+    match value {
+        toml::Value::String(own) => (own == text).then(Vec::new),
+        toml::Value::Array(values) => values.iter().find_map(|value| path_of(value, text)),
+        toml::Value::Table(table) => table.iter().find_map(|(key, value)| {
+            let mut path = path_of(value, text)?;
+            path.insert(0, key.clone());
+            Some(path)
+        }),
+        _ => None,
     }
 }
 
@@ -203,4 +230,33 @@ pub(super) fn suggest<'a>(
         return format!("Did you mean {name}?");
     }
     format!("Take it out; the keys here are {}.", siblings.collect::<Vec<_>>().join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_toml_cannot_hold_is_told_with_its_key() {
+        let file = tempfile::Builder::new().suffix(".toml").tempfile().expect("file");
+        let told = |text: &str| {
+            std::fs::write(file.path(), text).expect("written");
+            read(file.path()).expect_err("refused").to_string()
+        };
+        let huge = "99999999999999999999";
+        for (text, key) in [
+            (format!("[training]\nmax_steps = {huge} # for ever\n"), "training.max_steps: "),
+            (
+                format!("training.async = {{ enable = true, max_staleness = {huge} }}"),
+                "training.async.max_staleness: ",
+            ),
+            (format!("[sandbox]\nports = [1, {huge}]"), "sandbox.ports: "),
+        ] {
+            let error = told(&text);
+            assert!(error.contains(key) && error.contains(" at line "), "{error}");
+        }
+        // Nothing is said of a key where more is wrong.
+        let error = told("[training]\nbatch_size = = 3\n");
+        assert!(error.contains("line 2") && !error.contains("batch_size: "), "{error}");
+    }
 }

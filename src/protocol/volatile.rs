@@ -69,33 +69,15 @@ impl Rules {
     /// # Errors
     /// [`ScanError`] when the body is not a request of this protocol.
     pub fn removed(&self, shape: Shape, body: &[u8]) -> Result<Option<Bytes>, ScanError> {
-        let rules: Vec<&Rule> = self.0.iter().filter(|rule| rule.is_removed).collect();
-        if rules.is_empty() {
-            return Ok(None);
-        }
-        let mut edits = Vec::new();
-        for member in json::members(body, 0)? {
-            let at = member.value.clone();
-            match shape {
-                Shape::Messages if member.is_named(body, "system") => {
-                    content(&rules, body, Role::System, at, b"[]", &mut edits)?;
-                }
-                Shape::Responses if member.is_named(body, "instructions") => {
-                    content(&rules, body, Role::System, at, b"[]", &mut edits)?;
-                }
-                Shape::Responses if member.is_named(body, "input") && body[at.start] == b'"' => {
-                    content(&rules, body, Role::User, at, b"[]", &mut edits)?;
-                }
-                Shape::Chat | Shape::Messages if member.is_named(body, "messages") => {
-                    messages(&rules, body, at, &mut edits)?;
-                }
-                Shape::Responses if member.is_named(body, "input") => {
-                    messages(&rules, body, at, &mut edits)?;
-                }
-                _ => {}
-            }
-        }
-        Ok((!edits.is_empty()).then(|| json::apply(body, &edits).into()))
+        without(&self.0.iter().filter(|rule| rule.is_removed).collect::<Vec<_>>(), shape, body)
+    }
+
+    /// A request's body as it is compared with others: without what any rule matches.
+    #[must_use]
+    pub fn compared_body<'a>(&self, shape: Shape, body: &'a [u8]) -> Cow<'a, [u8]> {
+        let without = without(&self.0.iter().collect::<Vec<_>>(), shape, body);
+        // What cannot be read is compared as it is.
+        without.ok().flatten().map_or(Cow::Borrowed(body), |body| Cow::Owned(body.into()))
     }
 
     /// A chat message as it is compared with others: without what any rule matches.
@@ -108,6 +90,36 @@ impl Rules {
         }
         Cow::Owned(json::apply(message, &edits))
     }
+}
+
+/// A body without what `rules` match; `None` if nothing is.
+fn without(rules: &[&Rule], shape: Shape, body: &[u8]) -> Result<Option<Bytes>, ScanError> {
+    if rules.is_empty() {
+        return Ok(None);
+    }
+    let mut edits = Vec::new();
+    for member in json::members(body, 0)? {
+        let at = member.value.clone();
+        match shape {
+            Shape::Messages if member.is_named(body, "system") => {
+                content(rules, body, Role::System, at, b"[]", &mut edits)?;
+            }
+            Shape::Responses if member.is_named(body, "instructions") => {
+                content(rules, body, Role::System, at, b"[]", &mut edits)?;
+            }
+            Shape::Responses if member.is_named(body, "input") && body[at.start] == b'"' => {
+                content(rules, body, Role::User, at, b"[]", &mut edits)?;
+            }
+            Shape::Chat | Shape::Messages if member.is_named(body, "messages") => {
+                messages(rules, body, at, &mut edits)?;
+            }
+            Shape::Responses if member.is_named(body, "input") => {
+                messages(rules, body, at, &mut edits)?;
+            }
+            _ => {}
+        }
+    }
+    Ok((!edits.is_empty()).then(|| json::apply(body, &edits).into()))
 }
 
 fn messages(

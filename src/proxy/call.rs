@@ -1,5 +1,6 @@
 //! A model call: from the request over its attempts upstream to the relay that answers it.
 
+mod admission;
 mod found;
 mod native;
 
@@ -105,14 +106,15 @@ async fn serve(
     let tolerates_rewrites = inner.options.history_rewrite_tolerance || !route.is_policy();
     let index = session.admit(&incoming.request, &inner.options.volatile, tolerates_rewrites)?;
     let plan = route.plan(&session, index);
-    let (places, refused) = match admitted(inner, &session, &route).await {
+    let (places, refused) = match admission::admitted(inner, &session, &route).await {
         Ok(places) => (places, None),
         Err(refused) => (Places::default(), Some(refused)),
     };
     let abort = Stop::new(session.closed(), route.total_timeout);
     let is_last = identify::is_last(inner, &shared.door, &headers);
     let attendance = Attendance::new(inner, &session, &incoming, conversation_id, abort.clone(), is_last);
-    let Incoming { body, request, face } = incoming;
+    let Incoming { body, request, mut face } = incoming;
+    native::speak_as_known(&route, &mut face);
     let call = Call {
         id,
         received,
@@ -136,41 +138,6 @@ async fn serve(
             let attempt = Attempt { number: 1, first: None, is_plain: false };
             call.refused(&attempt, &face, &refused).await
         }
-    }
-}
-
-/// A place for a call, for which it waits no longer than its session lasts.
-async fn admitted(inner: &Inner, session: &Session, route: &Route) -> Result<Places, Refused> {
-    let closed = session.closed();
-    tokio::select! {
-        biased;
-        // Nobody is to come back for it.
-        () = closed.cancelled() => Err(Refused {
-            status: 403,
-            message: format!("session {} ended before the call found a place", session.spec.session_id),
-            code: "session_closed",
-            after: Duration::from_secs(1),
-        }),
-        places = place(inner, route) => places,
-    }
-}
-
-/// A place of the call's route, then of the proxy.
-async fn place(inner: &Inner, route: &Route) -> Result<Places, Refused> {
-    let of_route = route.limits.place().await?;
-    let waiting = Arc::clone(&inner.slots).acquire_owned();
-    match tokio::time::timeout(inner.options.admission_wait, waiting).await {
-        Ok(slot) => Ok(Places { _slot: slot.ok(), _of_route: of_route, _running: Some(inner.gate.enter()) }),
-        Err(_) => Err(Refused {
-            status: 429,
-            message: format!(
-                "{} calls are in flight, the most that this proxy lets in; try again soon, or raise \
-                 proxy.max_in_flight",
-                inner.options.max_in_flight
-            ),
-            code: "too_many_calls",
-            after: Duration::from_secs(1),
-        }),
     }
 }
 
@@ -219,7 +186,7 @@ impl Call {
                     biased;
                     // The attempt's record says so.
                     _ = self.abort.cancelled() => Ok(()),
-                    turn = self.route.limits.turn() => turn,
+                    turn = self.turn() => turn,
                 };
                 if let Err(refused) = turn {
                     return self.refused(&attempt, &face, &refused).await;
@@ -241,7 +208,7 @@ impl Call {
                     return Ok(self.answer_early(recorder, face, sending));
                 }
             };
-            let Some((pause, is_plain)) = self.again(&attempt, &first, recorder.call_id) else {
+            let Some((pause, is_plain)) = self.again(&attempt, &mut face, &first, recorder.call_id) else {
                 if attempt.is_plain && first.as_ref().is_ok_and(|reply| reply.status.is_success()) {
                     self.route.upstream.set_refuses_additions(self.upstream_model());
                 }
@@ -372,9 +339,13 @@ impl Call {
     fn again(
         &self,
         attempt: &Attempt,
+        face: &mut Face,
         first: &Result<UpstreamReply, UpstreamError>,
         call_id: CallId,
     ) -> Option<(Duration, bool)> {
+        if self.is_without_native(face, first) {
+            return Some((Duration::ZERO, attempt.is_plain));
+        }
         let (status, headers) = match first {
             Ok(reply) if reply.status.is_success() => return None,
             Ok(reply) => (Some(reply.status), Some(&reply.headers)),

@@ -78,10 +78,9 @@ impl Incoming {
                 let read =
                     completions::Request::parse(body.clone()).map_err(|error| bad(error.to_string()))?;
                 let model = route.upstream_model(&inner.options, &read.model).unwrap_or(&read.model);
-                if speaks_native
-                    && upstream.known_native().is_none_or(|native| native.is_there)
-                    && sglang_request::is_expressible(&read, model)
-                {
+                // Whether the server has the endpoint is asked later: a client that comes back asks for the same,
+                // though it may be known by then.
+                if speaks_native && sglang_request::is_expressible(&read, model) {
                     native = Some(Box::new(CompletionsWriter::new(&read, names(told))));
                 }
                 Ok(Request::from_completions(&read))

@@ -85,6 +85,7 @@ impl<'a> Waiting<'a> {
     fn new(counts: &'a Counts) -> Self {
         counts.waiting.fetch_add(1, Ordering::AcqRel);
         counts.running.fetch_sub(1, Ordering::AcqRel);
+        in_gauges(1.0);
         Self(counts)
     }
 }
@@ -93,5 +94,12 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.running.fetch_add(1, Ordering::AcqRel);
         self.0.waiting.fetch_sub(1, Ordering::AcqRel);
+        in_gauges(-1.0);
     }
+}
+
+/// So many more calls wait, which are not at the upstream. Their recorders count them as in flight.
+fn in_gauges(waiting: f64) {
+    metrics::gauge!("lego_proxy_calls_waiting", "reason" => "pause").increment(waiting);
+    metrics::gauge!("lego_proxy_calls_in_flight").decrement(waiting);
 }

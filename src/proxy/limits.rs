@@ -106,6 +106,11 @@ impl Limits {
         Ok(())
     }
 
+    /// Takes another turn, and tells when it is.
+    pub(super) fn another(&self) -> Result<Instant, Refused> {
+        self.reserve(Instant::now())
+    }
+
     /// When a request may go out that is ready at `now`.
     fn reserve(&self, now: Instant) -> Result<Instant, Refused> {
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);

@@ -23,6 +23,7 @@ pub(super) struct Measures {
     pub(super) capture_failures: Counter,
     pub(super) retries: Counter,
     pub(super) in_flight: Gauge,
+    without_place: Gauge,
     open_streams: Gauge,
     buffered_bytes: Gauge,
     call_seconds: Histogram,
@@ -41,6 +42,12 @@ pub(super) struct Measures {
 impl Default for Measures {
     fn default() -> Self {
         gauge!("lego_proxy_paused").set(0.0);
+        let waiting = |reason: &'static str| {
+            let gauge = gauge!("lego_proxy_calls_waiting", "reason" => reason);
+            gauge.increment(0.0);
+            gauge
+        };
+        drop(waiting("pause"));
         let added = |side: &'static str| histogram!("lego_proxy_added_seconds", "side" => side);
         let by_status = |name: &'static str| {
             let of = |status: &CallStatus| (*status, counter!(name, "status" => status.as_str()));
@@ -57,6 +64,7 @@ impl Default for Measures {
             capture_failures: counter!("lego_proxy_capture_failures_total"),
             retries: counter!("lego_proxy_retries_total"),
             in_flight: gauge!("lego_proxy_calls_in_flight"),
+            without_place: waiting("place"),
             open_streams: gauge!("lego_proxy_open_streams"),
             buffered_bytes: Buffered::default().gauge.clone(),
             call_seconds: histogram!("lego_proxy_call_seconds"),
@@ -97,6 +105,12 @@ impl Measures {
         self.call_seconds.record(after);
     }
 
+    /// A call waits for a place or a turn, until this is dropped.
+    pub(super) fn without_place(&self) -> WithoutPlace {
+        self.without_place.increment(1.0);
+        WithoutPlace(self.without_place.clone())
+    }
+
     /// A record became durable.
     pub(super) fn recorded(&self, call: &Recorded) {
         if let Some(records) = self.records.get(&call.status) {
@@ -113,6 +127,15 @@ impl Measures {
         self.open_streams.increment(1.0);
         let buffered = Buffered { gauge: self.buffered_bytes.clone(), bytes: 0 };
         OpenStream { open: self.open_streams.clone(), buffered }
+    }
+}
+
+/// A call that waits for a place or a turn, in the gauge.
+pub(super) struct WithoutPlace(Gauge);
+
+impl Drop for WithoutPlace {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
     }
 }
 

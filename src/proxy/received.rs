@@ -23,8 +23,47 @@ pub(super) enum Unreadable {
 pub(super) enum Received {
     Chat(Reply),
     Messages(Assembler),
-    /// With the last block of the stream for each output.
-    Generate(Box<GenerateReply>, BTreeMap<u16, usize>),
+    Generate(Box<GenerateReply>, Blocks),
+}
+
+/// The blocks of a stream whose events tell everything so far, as far as later ones tell the same. What stays reads as
+/// all of them do.
+#[derive(Default)]
+pub(super) struct Blocks {
+    /// The last one of each output.
+    of_output: BTreeMap<u16, usize>,
+    /// The last one that could not be read, but for the first.
+    unread: Option<usize>,
+    /// One could not be read.
+    has_unread: bool,
+    /// One that could not be read may have been read in part.
+    is_lasting: bool,
+    /// Known before the next one is read: one that cannot be read may show it.
+    is_cumulative: bool,
+}
+
+impl Blocks {
+    /// `block` tells all that the earlier ones of this output did. One that could not be read contradicted those, so
+    /// without them it might be read after all.
+    fn read(&mut self, output: Option<u16>, block: usize) -> [Option<usize>; 2] {
+        match output {
+            Some(output) => [self.of_output.insert(output, block), self.unread.take()],
+            None => [None, None],
+        }
+    }
+
+    /// `block` could not be read. `is_whole`: nothing of it was.
+    fn not_read(&mut self, block: usize, is_whole: bool) -> [Option<usize>; 2] {
+        if is_whole && self.has_unread {
+            return [self.unread.replace(block), None];
+        }
+        // It says what is wrong with the reply, and those before it what it was compared with: they stay.
+        self.of_output.clear();
+        self.unread = None;
+        self.has_unread = true;
+        self.is_lasting |= !is_whole;
+        [None, None]
+    }
 }
 
 impl Received {
@@ -32,7 +71,7 @@ impl Received {
     pub(super) fn new(upstream_api: ClientApi, each: u64) -> Self {
         match upstream_api {
             ClientApi::SglangGenerate => {
-                Self::Generate(Box::new(GenerateReply::of_prompts(each)), BTreeMap::new())
+                Self::Generate(Box::new(GenerateReply::of_prompts(each)), Blocks::default())
             }
             ClientApi::AnthropicMessages => Self::Messages(Assembler::default()),
             _ => Self::Chat(Reply::default()),
@@ -56,12 +95,19 @@ impl Received {
         }
     }
 
-    /// The earlier block of the stream of which `block`, just read, says all and more.
-    pub(super) fn superseded(&mut self, block: usize) -> Option<usize> {
-        match self {
-            Self::Generate(reply, blocks) => blocks.insert(reply.repeated()?, block),
-            _ => None,
-        }
+    /// The earlier blocks of the stream that nobody misses now that `block`, an event with this data, came. `is_read`:
+    /// it could be read.
+    pub(super) fn superseded(&mut self, block: usize, data: &[u8], is_read: bool) -> [Option<usize>; 2] {
+        let Self::Generate(reply, blocks) = self else {
+            return [None, None];
+        };
+        let is_list = data.trim_ascii_start().starts_with(b"[");
+        let gone = match is_read {
+            true => blocks.read(reply.repeated(), block),
+            false => blocks.not_read(block, blocks.is_cumulative && !is_list),
+        };
+        blocks.is_cumulative = reply.is_cumulative() == Some(true);
+        gone
     }
 
     /// The reply.
@@ -84,7 +130,7 @@ impl Received {
 
     /// True if each event says all that came before it.
     pub(super) fn repeats_itself(&self) -> bool {
-        matches!(self, Self::Generate(reply, _) if reply.is_cumulative() == Some(true))
+        matches!(self, Self::Generate(reply, blocks) if reply.is_cumulative() == Some(true) && !blocks.is_lasting)
     }
 
     /// Whether a client may act on an event that could not be read here. Only one that shows that it finishes no choice

@@ -180,13 +180,12 @@ impl Open {
         }
         self.first_byte();
         let read = self.reply.event(name, data);
-        let may_finish = read.is_err() && self.reply.may_finish(data);
+        let is_read = read.is_ok();
+        let may_finish = !is_read && self.reply.may_finish(data);
         let mut read = self.read(read);
         read.must_hold |= may_finish;
-        // What could not be read was compared with what came before it.
-        if self.unreadable.is_none()
-            && let Some(block) = self.reply.superseded(self.kept.len().saturating_sub(1))
-        {
+        let block = self.kept.len().saturating_sub(1);
+        for block in self.reply.superseded(block, data, is_read).into_iter().flatten() {
             self.kept.supersede(block);
         }
         read
@@ -208,7 +207,7 @@ impl Open {
     /// It cannot be written. Nothing of it is lost.
     pub(super) async fn relieve(&mut self) -> Result<(), SinkError> {
         // The next events take the place of all that there is: a file would be written for nothing.
-        let may_spill = self.unreadable.is_some() || !self.reply.repeats_itself();
+        let may_spill = !self.reply.repeats_itself();
         let relieved = self.kept.relieve(may_spill).await;
         if self.noted(relieved)? {
             self.reply.forget();

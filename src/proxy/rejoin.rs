@@ -6,13 +6,14 @@
 //! client gets the reply from its first event on.
 //!
 //! Invariants:
-//! - Two requests are one only if session, protocol, conversation and everything that bears on the reply are equal, and
-//!   the first one's client is gone without having been given what it may act on. Given is what the server took for
+//! - Two requests are one only if session, protocol, conversation and everything that bears on the reply are equal (of
+//!   their texts, without what is volatile in them), and the first one's client is gone without having been given what it may act on. Given is what the server took for
 //!   writing: nobody can know more of a connection that broke.
 //! - A call whose client is there is in no table and costs nothing here; a client that is there shares its call with
 //!   nobody.
 //! - Whoever changes [`Attendance`] owns the call's work and has it polled from anew: its waits need no waker.
 
+use std::borrow::Cow;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
@@ -33,6 +34,7 @@ use super::session::Session;
 use super::stop::Stop;
 use super::{Inner, reply};
 use crate::protocol::error::ApiError;
+use crate::protocol::volatile::{Rules, Shape};
 use crate::record::{CallId, ClientApi};
 
 /// What answers a client whose reply has not begun.
@@ -58,6 +60,8 @@ pub(super) struct Attendance {
     pub(super) stop: Stop,
     /// With its success its session ends; its client said so.
     is_last: AtomicBool,
+    /// Its success is durable.
+    is_stored: AtomicBool,
     is_away: AtomicBool,
     is_final: AtomicBool,
     has_returned: AtomicBool,
@@ -84,6 +88,7 @@ impl Attendance {
             conversation_id,
             stop,
             is_last: AtomicBool::new(is_last),
+            is_stored: AtomicBool::new(false),
             is_away: AtomicBool::new(false),
             is_final: AtomicBool::new(inner.options.retry_grace.is_zero()),
             has_returned: AtomicBool::new(false),
@@ -112,6 +117,11 @@ impl Attendance {
         if self.is_last.swap(false, Ordering::AcqRel) {
             self.inner.sessions.end(&self.session.spec.session_id);
         }
+    }
+
+    /// The call's success is durable; its client may still be given it, or come back for it.
+    pub(super) fn stored(&self) {
+        self.is_stored.store(true, Ordering::Release);
     }
 
     /// How often a client came back for the reply.
@@ -159,13 +169,34 @@ impl Attendance {
         self.api == incoming.face.api
             && self.upstream_api == incoming.face.upstream_api
             && self.conversation_id.as_deref() == conversation_id
-            && (self.body == body || is_same_request(&self.body, body))
+            && (self.body == body
+                || is_same_request(&self.inner.options.volatile, self.shape(), &self.body, body))
+    }
+
+    /// What [`Attendance::body`] is of, where it has texts with volatile parts.
+    const fn shape(&self) -> Option<Shape> {
+        match self.upstream_api {
+            ClientApi::OpenaiChat => Some(Shape::Chat),
+            ClientApi::AnthropicMessages => Some(Shape::Messages),
+            _ => None,
+        }
     }
 }
 
-/// True if two bodies ask for the same: their members are equal, in whatever order and spacing.
-fn is_same_request(one: &[u8], other: &[u8]) -> bool {
-    let asked = |body: &[u8]| match serde_json::from_slice(body) {
+impl Drop for Attendance {
+    fn drop(&mut self) {
+        // The call was given up while it was stored: nobody can have its reply any more.
+        if *self.is_stored.get_mut() {
+            self.succeeded();
+        }
+    }
+}
+
+/// True if two bodies ask for the same: their members are equal, in whatever order and spacing, but for the parts of
+/// prompts that `volatile` matches.
+fn is_same_request(volatile: &Rules, shape: Option<Shape>, one: &[u8], other: &[u8]) -> bool {
+    let compared = |body| shape.map_or(Cow::Borrowed(body), |shape| volatile.compared_body(shape, body));
+    let asked = |body| match serde_json::from_slice(&compared(body)) {
         Ok(Value::Object(mut members)) => {
             members.retain(|name, _| !ABOUT_THE_CLIENT.contains(&name.as_str()));
             Some(members)
@@ -382,11 +413,17 @@ async fn outlive(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::protocol::volatile::{Pattern, Role, Rule};
 
     #[test]
     fn a_request_is_the_same_whoever_asks_and_however_it_is_written() {
-        let is_same = |one: &str, other: &str| is_same_request(one.as_bytes(), other.as_bytes());
+        let none = Rules::default();
+        let is_same = |one: &str, other: &str| {
+            is_same_request(&none, Some(Shape::Chat), one.as_bytes(), other.as_bytes())
+        };
         let asked = r#"{"model":"m","messages":[{"role":"user","content":"a"}],"temperature":1}"#;
         let shuffled = r#"{ "temperature": 1, "messages": [ {"content":"a","role":"user"} ], "model": "m", "user": "u", "metadata": {"try": 2} }"#;
         assert!(is_same(asked, shuffled));
@@ -400,5 +437,33 @@ mod tests {
             assert!(!is_same(asked, other), "{other}");
         }
         assert!(!is_same("{", "{"), "what cannot be read is equal to nothing");
+    }
+
+    #[test]
+    fn a_request_is_the_same_whatever_its_volatile_parts() {
+        let rule = |is_removed| Rule {
+            role: Role::System,
+            pattern: Pattern::Text {
+                regex: regex::Regex::new("nonce [0-9]+").expect("a pattern"),
+                replacement: String::new(),
+            },
+            is_removed,
+        };
+        for is_removed in [false, true] {
+            let rules: Rules = [rule(is_removed)].into_iter().collect();
+            let is_same = |shape, one: Value, other: Value| {
+                is_same_request(&rules, shape, one.to_string().as_bytes(), other.to_string().as_bytes())
+            };
+            let chat =
+                |role: &str, text: &str| json!({"model": "m", "messages": [{"role": role, "content": text}]});
+            let (a, b) = ("be brief, nonce 1", "be brief, nonce 2");
+            assert!(is_same(Some(Shape::Chat), chat("system", a), chat("system", b)));
+            assert!(!is_same(Some(Shape::Chat), chat("user", a), chat("user", b)), "no rule is for it");
+            assert!(!is_same(Some(Shape::Chat), chat("system", a), chat("system", "be long, nonce 1")));
+            let messages =
+                |text: &str| json!({"system": text, "messages": [{"role": "user", "content": "hi"}]});
+            assert!(is_same(Some(Shape::Messages), messages(a), messages(b)));
+            assert!(!is_same(None, chat("system", a), chat("system", b)), "a prompt is no message");
+        }
     }
 }

@@ -21,7 +21,7 @@ pub(super) async fn append(
     failure: Option<String>,
     _turn: Turn,
 ) -> Result<(), SinkError> {
-    let Records { mut calls, missing } = records;
+    let Records { mut calls, missing, success } = records;
     if let Some(missing) = missing {
         missing.fill(&mut calls).await;
     }
@@ -37,6 +37,9 @@ pub(super) async fn append(
             inner.measures.capture_lag.record(ended.elapsed());
             done.iter().for_each(|call| inner.measures.recorded(call));
             session.keep(kept, failure);
+            if let Some(attendance) = success {
+                attendance.stored();
+            }
         }
         Err(error) => lost(&inner, &session, error),
     }

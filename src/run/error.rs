@@ -23,6 +23,10 @@ pub enum RunError {
         .0.display()
     )]
     OtherInput(PathBuf),
+    #[error(
+        "{} is gone, which has the SHA-256 of what the run was started with: put it back, or start a new run", .0.display()
+    )]
+    NoInputs(PathBuf),
     #[error("the run in {} is in use by process {pid}: stop that one first", root.display())]
     InUse { root: PathBuf, pid: String },
     #[error("{}: {cause}", path.display())]

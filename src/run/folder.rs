@@ -34,6 +34,9 @@ struct RunState {
     incarnation: u32,
     #[serde(default)]
     kind: RunKind,
+    /// It was begun with `inputs.json`.
+    #[serde(default)]
+    has_inputs: bool,
     /// Wall time of all starts so far.
     #[serde(default)]
     wall_seconds: f64,
@@ -89,7 +92,10 @@ impl RunFolder {
         if has_checkpoints {
             return Err(RunError::StrayCheckpoints(root.to_owned()));
         }
-        Self::open(root, RunState { incarnation: 0, kind, wall_seconds: 0.0 })
+        Self::open(
+            root,
+            RunState { incarnation: 0, kind, has_inputs: kind == RunKind::Train, wall_seconds: 0.0 },
+        )
     }
 
     /// Makes a new run folder under `runs`, with a name of its own.
@@ -191,6 +197,11 @@ impl RunFolder {
     /// 0 for the first start, one more for each resume.
     pub fn incarnation(&self) -> u32 {
         self.state.incarnation
+    }
+
+    /// False for a run that was begun by a version of lego that kept no `inputs.json`.
+    pub fn has_inputs(&self) -> bool {
+        self.state.has_inputs
     }
 
     /// Wall time of all starts, seconds, if this one has run for so many. Kept for the next start.

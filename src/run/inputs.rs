@@ -24,18 +24,32 @@ const OF_MODEL: [&str; 6] = [
 /// SHA-256 of each file that was there, by its name.
 type Sums = BTreeMap<String, String>;
 
+/// How a run was begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begun {
+    Now,
+    /// By a start that kept the sums.
+    Before,
+    /// By a version of lego that kept none.
+    WithoutSums,
+}
+
 /// Keeps the sums of the dataset and of the starting policy in the run folder; a run that is resumed has them already,
 /// and must find the same.
 ///
 /// # Errors
-/// [`RunError::OtherInput`] names the file that is another; [`RunError::Io`] one that cannot be read.
-pub fn check(root: &Path, config: &Config, is_new: bool) -> Result<(), RunError> {
+/// [`RunError::OtherInput`] names the file that is another; [`RunError::NoInputs`] when the sums are gone;
+/// [`RunError::Io`] names a file that cannot be read.
+pub fn check(root: &Path, config: &Config, begun: Begun) -> Result<(), RunError> {
     let path = root.join("inputs.json");
     let files = files(config);
     let sums = sums(&files)?;
     match fs::read(&path) {
-        _ if is_new => write_json(&path, &sums),
-        Err(error) if error.kind() == ErrorKind::NotFound => write_json(&path, &sums),
+        _ if begun == Begun::Now => write_json(&path, &sums),
+        Err(error) if error.kind() == ErrorKind::NotFound => match begun {
+            Begun::WithoutSums => write_json(&path, &sums),
+            Begun::Now | Begun::Before => Err(RunError::NoInputs(path)),
+        },
         Err(source) => Err(RunError::Io { path, source }),
         Ok(text) => {
             let kept: Sums = serde_json::from_slice(&text)
@@ -85,10 +99,10 @@ mod tests {
         };
         let config = Config::defaults(Environment::default()).expect("defaults");
         let config = set(set(config, "training.dataset", at("tasks.jsonl")), "proxy.model_path", root.into());
-        check(root, &config, true).expect("kept");
-        check(root, &config, false).expect("the same");
+        check(root, &config, Begun::Now).expect("kept");
+        check(root, &config, Begun::Before).expect("the same");
         let is_refused = |name: &str| {
-            let error = check(root, &config, false).expect_err("another file").to_string();
+            let error = check(root, &config, Begun::Before).expect_err("another file").to_string();
             assert!(error.contains(name) && error.contains("start a new run"), "{error}");
         };
         fs::write(at("tokenizer.json"), "a new file").expect("written");
@@ -97,8 +111,14 @@ mod tests {
         fs::write(at("tasks.jsonl"), "{} ").expect("written");
         is_refused("tasks.jsonl");
         fs::write(at("tasks.jsonl"), "{}").expect("written");
-        check(root, &config, false).expect("put back");
+        check(root, &config, Begun::Before).expect("put back");
         fs::remove_file(at("model.safetensors")).expect("removed");
         is_refused("model.safetensors");
+        // What is there now is not taken for what was there.
+        fs::remove_file(at("inputs.json")).expect("removed");
+        is_refused("inputs.json");
+        assert!(!at("inputs.json").exists());
+        check(root, &config, Begun::WithoutSums).expect("an old run");
+        check(root, &config, Begun::Before).expect("kept by now");
     }
 }

@@ -3,7 +3,8 @@
 //! Every bar has a line of its own below what is printed; a log line goes above them all, so none is torn.
 
 use std::io::{IsTerminal, Write as _};
-use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
@@ -27,6 +28,26 @@ static BARS: LazyLock<MultiProgress> = LazyLock::new(|| {
 #[derive(Debug, Clone)]
 pub struct Progress {
     shown: Option<(MultiProgress, ProgressBar)>,
+    tenths: Option<Arc<Tenths>>,
+}
+
+/// A line for each tenth of a phase.
+#[derive(Debug)]
+struct Tenths {
+    label: String,
+    total: u64,
+    done: AtomicU64,
+}
+
+impl Tenths {
+    /// What is said once so many more are done. The end is for the phase itself to tell.
+    fn line(&self, units: u64) -> Option<String> {
+        let before = self.done.fetch_add(units, Ordering::Relaxed);
+        let done = before + units;
+        let tenth = |done: u64| done.saturating_mul(10) / self.total.max(1);
+        let is_told = tenth(done) > tenth(before) && done < self.total;
+        is_told.then(|| format!("{}: {done} of {}", self.label, self.total))
+    }
 }
 
 impl Progress {
@@ -38,12 +59,24 @@ impl Progress {
             bar.enable_steady_tick(Duration::from_millis(250));
             (BARS.clone(), bar)
         });
-        Self { shown }
+        Self { shown, tenths: None }
+    }
+
+    /// The same, with lines that begin with `about` where there is no terminal.
+    #[must_use]
+    pub fn with_lines(mut self, about: &str, total: u64) -> Self {
+        if self.shown.is_none() {
+            self.tenths = Some(Arc::new(Tenths { label: about.to_owned(), total, done: AtomicU64::new(0) }));
+        }
+        self
     }
 
     pub fn advance(&self, units: u64) {
         if let Some((_, bar)) = &self.shown {
             bar.inc(units);
+        }
+        if let Some(line) = self.tenths.as_ref().and_then(|tenths| tenths.line(units)) {
+            say(&line);
         }
     }
 
@@ -176,6 +209,22 @@ mod tests {
         fn flush(&self) -> std::io::Result<()> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn each_tenth_is_a_line_and_the_end_is_none() {
+        let lines = |total: u64| {
+            let tenths = Tenths { label: "evaluation".to_owned(), total, done: AtomicU64::new(0) };
+            (0..total).filter_map(|_| tenths.line(1)).collect::<Vec<_>>()
+        };
+        assert_eq!(lines(3), ["evaluation: 1 of 3", "evaluation: 2 of 3"]);
+        let thousand = lines(1000);
+        assert_eq!(thousand.len(), 9);
+        assert_eq!(
+            (thousand[0].as_str(), thousand[8].as_str()),
+            ("evaluation: 100 of 1000", "evaluation: 900 of 1000")
+        );
+        assert_eq!(lines(1), Vec::<String>::new());
     }
 
     #[test]

@@ -135,7 +135,12 @@ impl Run {
         if !options.resume {
             folder.keep_config(&config)?;
         }
-        inputs::check(folder.root(), &config, !options.resume)?;
+        let begun = match options.resume {
+            false => inputs::Begun::Now,
+            true if folder.has_inputs() => inputs::Begun::Before,
+            true => inputs::Begun::WithoutSums,
+        };
+        inputs::check(folder.root(), &config, begun)?;
         let log = log_to_file(&folder.root().join("train.log"))
             .map_err(|error| RunError::failed("opening train.log")(error.into()))?;
         let checkpoints = Checkpoints::new(folder.checkpoints(), config.training.keep_checkpoints);

@@ -251,8 +251,10 @@ pub async fn evaluate(
     stop: &CancellationToken,
 ) -> Result<Evaluation, RunError> {
     let At { step, version, label } = at;
-    let progress = Progress::start("evaluation", specs.len() as u64);
-    progress.line(&format!("evaluation ({label}): {} trials", specs.len()));
+    let about = format!("evaluation ({label})");
+    let total = specs.len() as u64;
+    let progress = Progress::start("evaluation", total).with_lines(&about, total);
+    progress.line(&format!("{about}: {total} trials"));
     let wave = wave(machinery, specs, version, events, &progress, stop).await?;
     progress.finish();
     let evaluation = evaluation_of(step, samples, &wave)?;
@@ -261,7 +263,7 @@ pub async fn evaluate(
         rate.map(|rate| format!("{name} {:.1} %, ", 100.0 * rate)).unwrap_or_default()
     };
     progress.line(&format!(
-        "evaluation ({label}): {}{}{}{:.0} s",
+        "{about}: {}{}{}{:.0} s",
         told("solve rate", rates.solve_rate),
         told("greedy", rates.greedy),
         told(&format!("pass@{samples}"), rates.pass_at_k),

@@ -1,7 +1,7 @@
 //! Git on our own repositories, apart from whatever the machine or the user has configured.
 
 use std::ffi::OsStr;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 #[cfg(unix)]
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -19,6 +19,25 @@ pub enum GitError {
     Killed { command: String },
     #[error("git: {0}")]
     Io(#[from] std::io::Error),
+}
+
+impl GitError {
+    /// True if it is this machine's: what git was given may be good.
+    pub fn is_of_machine(&self) -> bool {
+        !matches!(self, Self::Failed { .. }) || self.is_no_room()
+    }
+
+    /// True if the disk is full.
+    pub fn is_no_room(&self) -> bool {
+        let says = |message: &str| {
+            ["No space left on device", "Disk quota exceeded"].iter().any(|part| message.contains(part))
+        };
+        match self {
+            Self::Failed { message, .. } => says(message),
+            Self::Io(error) => matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded),
+            Self::Start(_) | Self::Killed { .. } => false,
+        }
+    }
 }
 
 /// Where git is. With a path, and only then, the standard library starts a program without forking this

@@ -18,6 +18,8 @@ pub enum StoreError {
     Unsupported { task: String, commit: String, path: String, kind: String },
     #[error("task {task}: test_patch does not apply to base_commit: {cause}")]
     TestPatch { task: String, cause: GitError },
+    #[error("task {task}: its files cannot be unpacked in {}: {cause}. Make room there", folder.display())]
+    NoRoom { task: String, folder: PathBuf, cause: GitError },
     #[error("task {task}: {what}: {cause}")]
     Io { task: String, what: String, cause: io::Error },
 }
@@ -111,10 +113,9 @@ impl TaskStore {
             move |cause| io_error(task, what, cause)
         };
         let bundle_path = self.dataset_folder.join(&task.bundle);
-        let bundle = |cause| StoreError::Bundle {
-            task: task.instance_id.to_string(),
-            bundle: bundle_path.clone(),
-            cause,
+        let bundle = |cause| {
+            let of_bundle = |task, cause| StoreError::Bundle { task, bundle: bundle_path.clone(), cause };
+            self.git_error(task, cause, of_bundle)
         };
         let tree = scratch.join("tree");
         std::fs::create_dir_all(&tree).map_err(io("cache"))?;
@@ -146,8 +147,9 @@ impl TaskStore {
 
         let tested = scratch.join("tested");
         copy_tree(&tree, &tested).map_err(io("hidden tests"))?;
-        apply(&tested, task.test_patch.as_bytes())
-            .map_err(|cause| StoreError::TestPatch { task: task.instance_id.to_string(), cause })?;
+        apply(&tested, task.test_patch.as_bytes()).map_err(|cause| {
+            self.git_error(task, cause, |task, cause| StoreError::TestPatch { task, cause })
+        })?;
         let hidden = scratch.join("hidden");
         keep_changed(&tree, &tested, &hidden).map_err(io("hidden tests"))?;
         if !hidden.is_dir() {
@@ -155,6 +157,25 @@ impl TaskStore {
             return Err(io("hidden tests")(nothing));
         }
         std::fs::remove_dir_all(&tested).map_err(io("hidden tests"))
+    }
+
+    /// What git could not do: `own` of what it was given, unless this machine is to blame.
+    fn git_error(
+        &self,
+        task: &Task,
+        cause: GitError,
+        own: impl FnOnce(String, GitError) -> StoreError,
+    ) -> StoreError {
+        let name = task.instance_id.to_string();
+        match cause {
+            cause if cause.is_no_room() => {
+                StoreError::NoRoom { task: name, folder: self.cache.clone(), cause }
+            }
+            cause if cause.is_of_machine() => {
+                io_error(task, "its repository".to_owned(), io::Error::other(cause))
+            }
+            cause => own(name, cause),
+        }
     }
 
     /// Writes the files of the base commit.
@@ -272,4 +293,29 @@ fn keep_changed(before: &Path, after: &Path, to: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_not_blamed_on_the_repository() {
+        let dataset = Dataset { tasks: Vec::new(), folder: "data".into() };
+        let store = TaskStore::new(&dataset, Path::new("/run/scratch/cache"));
+        let told = |cause| {
+            let of_bundle = |task, cause| StoreError::Bundle { task, bundle: "x.bundle".into(), cause };
+            store.git_error(&Task::example(), cause, of_bundle).to_string()
+        };
+        let failed =
+            |message: &str| GitError::Failed { command: "bundle".to_owned(), message: message.to_owned() };
+        let full = told(failed("fatal: write error: No space left on device"));
+        assert!(full.contains("/run/scratch/cache") && full.contains("Make room there"), "{full}");
+        let killed = told(GitError::Killed { command: "bundle".to_owned() });
+        for machine in [full, killed] {
+            assert!(!machine.contains("git bundle verify"), "{machine}");
+        }
+        let broken = told(failed("fatal: early EOF"));
+        assert!(broken.contains("x.bundle") && broken.contains("git bundle verify"), "{broken}");
+    }
 }

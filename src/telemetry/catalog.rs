@@ -231,7 +231,15 @@ pub const PROMETHEUS: &[Prometheus] = &[
     counter("lego_proxy_sessions_expired_total", "Sessions that were ended for being idle."),
     gauge("lego_proxy_calls_without_client", "Model calls that run on after their clients left."),
     counter("lego_proxy_retries_total", "Attempts that were followed by another."),
-    gauge("lego_proxy_calls_in_flight", "Model calls running."),
+    gauge("lego_proxy_calls_in_flight", "Model calls sent upstream whose reply has not ended."),
+    by(
+        "reason",
+        gauge(
+            "lego_proxy_calls_waiting",
+            "Model calls that wait to be sent: `pause`, until `/admin/resume`; `place`, for one of \
+             `proxy.max_in_flight` or for their route's limits.",
+        ),
+    ),
     gauge("lego_proxy_open_streams", "Streams that clients have open, de-streamed ones included."),
     gauge(
         "lego_proxy_buffered_bytes",
@@ -244,10 +252,7 @@ pub const PROMETHEUS: &[Prometheus] = &[
     ),
     gauge("lego_proxy_paused", "1 while calls are held back by `/admin/pause`."),
     seconds("lego_proxy_call_seconds", "Time of a model call, receipt to end."),
-    seconds(
-        "lego_proxy_ttft_seconds",
-        "From a call's admission to the first event of its upstream's stream.",
-    ),
+    seconds("lego_proxy_ttft_seconds", "From a call's receipt to the first event of its upstream's stream."),
     short(
         "lego_proxy_inter_token_seconds",
         "Between an event of an upstream's stream and the next, as they came.",

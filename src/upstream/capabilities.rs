@@ -22,6 +22,19 @@ pub enum IdsChannel {
     TokenStrings,
 }
 
+impl IdsChannel {
+    /// The member that carries them, for the log.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::TokenIds => "token_ids",
+            Self::MetaInfo => "meta_info",
+            Self::TokenStrings => "token_strings",
+        }
+    }
+}
+
 /// What an upstream can give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {

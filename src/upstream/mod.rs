@@ -37,7 +37,7 @@ pub use body::{BodyError, UpstreamBody};
 pub use capabilities::{Capabilities, IdsChannel, probe_body};
 pub use connect::ConnectError;
 pub use headers::{forward_reply_headers, forward_request_headers};
-pub use native::{Native, ROUTE as NATIVE_ROUTE, tokenized};
+pub use native::{Native, ROUTE as NATIVE_ROUTE, is_missing, tokenized};
 pub use probe::ProbeExchange;
 pub use transport::{Timeouts, Upstream, UpstreamError, UpstreamReply};
 pub use url::{BaseUrl, InvalidUrl};

@@ -60,6 +60,8 @@ struct Question<'a, T> {
     body: &'a (dyn Fn(usize) -> Option<Bytes> + Sync),
     /// What a reply with this status shows.
     read: &'a (dyn Fn(u16, &[u8]) -> Option<T> + Sync),
+    /// Logs what was found.
+    tell: &'a (dyn Fn(&T) + Sync),
 }
 
 impl Upstream {
@@ -92,6 +94,15 @@ impl Upstream {
             assumed: Capabilities::assumed(kind),
             body: &|attempt| probe_body(kind, model, attempt),
             read: &|status, body| Capabilities::from_reply(kind, status, body),
+            tell: &|found| {
+                tracing::info!(
+                    upstream = %self.name(),
+                    token_ids = found.ids.as_str(),
+                    ids_in_streams = found.streams_ids,
+                    expert_routing = found.routing,
+                    "what the upstream can give"
+                );
+            },
         };
         self.find_out(self.probe_state(), question, stop).await
     }
@@ -102,6 +113,14 @@ impl Upstream {
         self.native_state().found.get().copied()
     }
 
+    /// A call was told that there is no native endpoint, which is known from now on.
+    pub fn set_without_native(&self) {
+        // What a probe saw is kept: the server is another one by now, and calls find that out one by one.
+        if self.native_state().found.set(Native::MISSING).is_ok() {
+            tracing::info!(upstream = %self.name(), "it has no POST /generate: completions go to its own");
+        }
+    }
+
     /// What SGLang's native endpoint gives; found out as [`Upstream::capabilities`] are.
     pub async fn native(&self, stop: impl Future<Output = ()>) -> (Native, Vec<ProbeExchange>) {
         let question = Question {
@@ -109,11 +128,20 @@ impl Upstream {
             assumed: Native::ASSUMED,
             body: &native::probe_body,
             read: &Native::from_reply,
+            tell: &|found| {
+                tracing::info!(
+                    upstream = %self.name(),
+                    is_there = found.is_there,
+                    prompt_ids = found.prompt_ids,
+                    expert_routing = found.routing,
+                    "what the upstream's POST /generate can give"
+                );
+            },
         };
         self.find_out(self.native_state(), question, stop).await
     }
 
-    async fn find_out<T: Copy + Send + Sync + std::fmt::Debug>(
+    async fn find_out<T: Copy + Send + Sync>(
         &self,
         state: &ProbeState<T>,
         question: Question<'_, T>,
@@ -141,7 +169,7 @@ impl Upstream {
         state.rounds.fetch_add(1, Ordering::Release);
         match found {
             Some(found) => {
-                tracing::info!(upstream = %self.name(), ?found, "what the upstream can give");
+                (question.tell)(&found);
                 // Nobody else is in here.
                 let _ = state.found.set(found);
                 (found, exchanges)

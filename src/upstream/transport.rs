@@ -14,7 +14,7 @@ use super::body::UpstreamBody;
 use super::capabilities::Capabilities;
 use super::headers::forward_request_headers;
 use super::key::{self, ApiKey};
-use super::native::Native;
+use super::native::{Native, Silence};
 use super::pool::{Pool, PoolError};
 use super::probe::ProbeState;
 use super::routing::RoutingHint;
@@ -98,6 +98,7 @@ pub struct Upstream {
     routing_hint: Option<RoutingHint>,
     probe: ProbeState<Capabilities>,
     native_probe: ProbeState<Native>,
+    silence: Silence,
 }
 
 #[derive(Debug)]
@@ -163,6 +164,7 @@ impl Upstream {
             routing_hint: Some(RoutingHint::default()),
             probe: ProbeState::default(),
             native_probe: ProbeState::default(),
+            silence: Silence::default(),
         })
     }
 
@@ -178,6 +180,7 @@ impl Upstream {
             routing_hint: Some(RoutingHint::default()),
             probe: ProbeState::default(),
             native_probe: ProbeState::default(),
+            silence: Silence::default(),
         }
     }
 
@@ -211,6 +214,10 @@ impl Upstream {
 
     pub(super) const fn native_state(&self) -> &ProbeState<Native> {
         &self.native_probe
+    }
+
+    pub(super) const fn silence(&self) -> &Silence {
+        &self.silence
     }
 
     /// Its waits.

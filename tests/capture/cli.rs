@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use lego::capture::{Writer, WriterOptions};
-use lego::record::{CallKind, CallSink, ClientApi, IdsSource, UpstreamKind};
+use lego::record::{CallKind, CallSink, ClientApi, IdsSource, LogprobSemantics, UpstreamKind};
 
 use crate::calls::{call, failed_call};
 
@@ -129,4 +129,65 @@ async fn tokens_have_their_text_where_the_tokenizer_is_known() {
     std::fs::write(dir.path().join("config.resolved.toml"), resolved).expect("written");
     let found = text(&lego(dir.path(), &["show", "one", "--tokens"]));
     assert!(found.contains("prompt text \"<|im_start|>user\\n\""), "{found}");
+}
+
+fn json(text: &str) -> Option<Box<serde_json::value::RawValue>> {
+    serde_json::value::RawValue::from_string(text.to_owned()).ok()
+}
+
+#[tokio::test]
+async fn show_says_what_was_sent_where_a_part_was_removed_and_what_is_not_known() {
+    let dir = tempfile::tempdir().expect("folder");
+    let writer = Writer::open(dir.path(), WriterOptions::default()).expect("free folder");
+    let mut removed = call("one", &[1, 2], &[3, 4]);
+    let asked = |system: &str| {
+        json(&format!(
+            r#"{{"messages": [{{"role":"system","content":"{system}"}},{{"role":"user","content":"hi"}}]}}"#
+        ))
+    };
+    (removed.client_request, removed.upstream_request) =
+        (asked("Today is 2026-11-30."), asked("Today is a day."));
+    (removed.weight_spans, removed.completion_logprobs) = (None, Some(vec![Some(-0.5), None]));
+    let mut no_ids = failed_call("two");
+    no_ids.logprob_semantics = LogprobSemantics::RawT1;
+    writer.append(vec![removed, no_ids]).await.expect("room");
+    writer.close().await;
+    let shown = text(&lego(dir.path(), &["show", "one", "--tokens"]));
+    for part in [
+        "[system] Today is 2026-11-30.\n[system, as it was sent] Today is a day.\n[user] hi\n[reply]",
+        "weights unknown",
+    ] {
+        assert!(shown.contains(part), "{part} is not in\n{shown}");
+    }
+    assert!(!shown.contains("null"), "{shown}");
+    assert!(
+        shown.lines().any(|line| line.split_whitespace().eq(["1", "4", "unknown", "unknown"])),
+        "{shown}"
+    );
+    let shown = text(&lego(dir.path(), &["show", "two"]));
+    assert!(shown.contains("log-prob unknown,") && !shown.contains("raw_t1"), "{shown}");
+}
+
+#[tokio::test]
+async fn ls_says_of_a_session_why_its_calls_are_not_trainable() {
+    let dir = tempfile::tempdir().expect("folder");
+    let writer = Writer::open(dir.path(), WriterOptions::default()).expect("free folder");
+    let mut calls =
+        vec![call("good", &[1], &[2]), failed_call("bad"), failed_call("bad"), failed_call("worse")];
+    calls[1].not_trainable_reasons.push("no_ids".to_owned());
+    writer.append(calls).await.expect("room");
+    writer.close().await;
+    let listed = text(&lego(dir.path(), &["ls"]));
+    let line = |name: &str| {
+        let found = listed.lines().find(|line| line.starts_with(name));
+        found.unwrap_or_else(|| panic!("{name} in {listed}")).to_owned()
+    };
+    assert!(line("session").ends_with("  why not trainable"), "{listed}");
+    assert!(line("good").ends_with("  trial-of-good"), "{listed}");
+    assert!(line("bad").ends_with("  upstream_error (2), 1 more"), "{listed}");
+    assert!(line("worse").ends_with("  upstream_error (1)"), "{listed}");
+    let of_bad = text(&lego(dir.path(), &["ls", "--json"]));
+    let of_bad = of_bad.lines().find(|line| line.contains("\"bad\"")).expect("listed").to_owned();
+    let of_bad: serde_json::Value = serde_json::from_str(&of_bad).expect("JSON");
+    assert_eq!(of_bad["not_trainable_reasons"], serde_json::json!({"no_ids": 1, "upstream_error": 2}));
 }

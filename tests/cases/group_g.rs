@@ -34,6 +34,21 @@ async fn poison() -> (String, Arc<AtomicUsize>) {
 }
 
 #[tokio::test]
+async fn what_a_probe_found_is_told_in_fields() {
+    let mock = Mock::start(Script::default()).await;
+    let settings = json!({"probe_upstream": true, "upstream_kind": "vllm"});
+    let process = Process::start(&mock.url(), &settings, &[]).await;
+    whole(post(&process.url("chat/completions"), &request(false)).await).await;
+    let line = process.says("what the upstream can give").await;
+    for part in ["token_ids=\"token_ids\"", "ids_in_streams=true", "expert_routing=false"] {
+        assert!(line.contains(part), "{part} in {line}");
+    }
+    assert!(!line.contains("{ "), "{line}");
+    process.signal(Signal::SIGTERM);
+    process.end().await;
+}
+
+#[tokio::test]
 async fn g01_the_environments_proxies_never_get_what_is_for_this_machine() {
     let (proxy, hits) = poison().await;
     let mock = Mock::start(Script::default()).await;

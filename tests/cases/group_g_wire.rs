@@ -357,3 +357,46 @@ async fn g14_side_calls_retries_and_unnamed_sessions_are_told_apart() {
     assert_eq!(name(0), name(2));
     assert_ne!(name(0), name(1));
 }
+
+/// A drain before new weights waits for calls in flight: one that is held back is none.
+#[tokio::test]
+async fn calls_that_wait_are_told_apart_from_those_at_the_upstream() {
+    let counters = Counters::new();
+    let is = async |series: &str, value: f64| {
+        let reached = async {
+            while counters.get(series) != value {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, reached)
+            .await
+            .unwrap_or_else(|_| panic!("{series}: {}", counters.page()));
+    };
+    let mut options = ProxyOptions::stand_alone();
+    options.max_in_flight = 1;
+    let script = Script { is_silent: true, ..Script::default() };
+    let setup = Setup::with(options, UpstreamKind::Vllm, script).await;
+    let call = || {
+        let url = setup.url();
+        tokio::spawn(async move { whole(post(&url, &request(false)).await).await })
+    };
+    const PAUSED: &str = "lego_proxy_calls_waiting{reason=\"pause\"}";
+    const PLACE: &str = "lego_proxy_calls_waiting{reason=\"place\"}";
+    const IN_FLIGHT: &str = "lego_proxy_calls_in_flight";
+    setup.proxy.pause();
+    let first = call();
+    is(PAUSED, 1.0).await;
+    let second = call();
+    is(PLACE, 1.0).await;
+    assert_eq!(counters.get(IN_FLIGHT), 0.0);
+    setup.proxy.resume();
+    setup.mock.started(1).await;
+    is(PAUSED, 0.0).await;
+    assert_eq!((counters.get(IN_FLIGHT), counters.get(PLACE)), (1.0, 1.0));
+    setup.mock.open_gate();
+    first.await.expect("a reply");
+    second.await.expect("a reply");
+    for series in [PAUSED, PLACE, IN_FLIGHT] {
+        is(series, 0.0).await;
+    }
+}

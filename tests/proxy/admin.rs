@@ -5,7 +5,7 @@ use lego::record::{CallKind, CallStatus, WeightSource};
 use serde_json::{Value, json};
 
 use crate::mock::Script;
-use crate::setup::{Setup, client, post, request, spec, text};
+use crate::setup::{PATIENCE, Setup, client, post, request, spec, text};
 
 async fn admin(setup: &Setup) -> String {
     let listener = lego::proxy::listen("127.0.0.1", 0, true).await.expect("loopback");
@@ -30,6 +30,15 @@ async fn a_pause_holds_new_calls_back_and_versions_are_told() {
     let setup = Setup::with(options, lego::record::UpstreamKind::Vllm, script).await;
     let url = admin(&setup).await;
     assert_eq!(tell(&format!("{url}/policy-version"), json!({"version": 7})).await["policy_version"], "7");
+    // As `curl -d` sends it, and with no content type at all.
+    for content_type in [Some("application/x-www-form-urlencoded"), None] {
+        let told = client().post(format!("{url}/policy-version")).bearer_auth("admin-canary");
+        let told = content_type.into_iter().fold(told, |told, name| told.header("content-type", name));
+        let answer = told.body(r#"{"version": "step-7"}"#).send().await.expect("answer");
+        assert_eq!(answer.status(), 200, "{content_type:?}");
+        let said: Value = serde_json::from_slice(&text(answer).await).expect("JSON");
+        assert_eq!(said["policy_version"], "step-7");
+    }
     assert_eq!(tell(&format!("{url}/pause"), json!({})).await["is_paused"], true);
     let calling = {
         let url = setup.url();
@@ -269,6 +278,8 @@ async fn terminus_2_names_its_session_and_gets_the_ids_that_it_asks_for() {
     let call = &setup.sink.calls(1).await[0];
     assert_eq!(call.session_id.as_str(), "sess-123");
     assert_eq!(call.harness_conversation_id.as_deref(), Some("sess-123"));
+    assert_eq!(call.harness.as_deref(), Some("AsyncOpenAI/Python"));
+    assert_eq!(call.harness_version.as_deref(), Some("3.57.0"));
     assert_eq!(call.completion_token_ids.as_ref().expect("ids").len(), 5);
 
     let setup = Setup::trainer(Script::default()).await;
@@ -332,6 +343,39 @@ async fn a_last_call_that_fails_does_not_end_its_session() {
         }
     };
     assert_eq!(late.status(), 409);
+}
+
+#[tokio::test]
+async fn a_last_call_that_is_given_up_while_it_is_stored_ends_its_session() {
+    for stream in [false, true] {
+        let mut options = ProxyOptions::stand_alone();
+        options.retry_grace = std::time::Duration::ZERO;
+        let setup = Setup::with(options, lego::record::UpstreamKind::Vllm, Script::default()).await;
+        let asked = client().post(setup.url()).header("x-session-id", "a").header("x-session-done", "1");
+        let asked = asked.header("content-type", "application/json").body(request(stream).to_string());
+        setup.sink.gate.send_replace(false);
+        let calling = tokio::spawn(async move { text(asked.send().await.expect("answer")).await });
+        let mut entered = setup.sink.entered.subscribe();
+        entered.wait_for(|times| *times == 1).await.expect("a store");
+        calling.abort();
+        assert!(calling.await.is_err());
+        // lego has seen that it left before the store is done.
+        let open = client().post(setup.url()).header("x-session-id", "a").body(request(false).to_string());
+        let open = open.header("content-type", "application/json");
+        let state = format!("{}/state", admin(&setup).await);
+        loop {
+            let answer = client().get(&state).bearer_auth("admin-canary").send().await.expect("answer");
+            let state: Value = serde_json::from_slice(&text(answer).await).expect("JSON");
+            if state["calls_in_flight"] == 0 {
+                break;
+            }
+        }
+        setup.sink.gate.send_replace(true);
+        let ended = async {
+            while open.try_clone().expect("a body in memory").send().await.expect("answer").status() != 409 {}
+        };
+        tokio::time::timeout(PATIENCE, ended).await.expect("the session ends");
+    }
 }
 
 #[tokio::test]

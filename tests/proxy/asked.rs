@@ -1,6 +1,6 @@
 //! What an upstream is asked beside its calls: what it can give, and calls again without what it refuses.
 
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lego::proxy::ProxyOptions;
 use lego::record::{CallKind, CallStatus, UpstreamKind};
@@ -52,6 +52,24 @@ async fn a_probe_whose_client_left_has_its_record() {
     assert_eq!((call.kind, call.status), (CallKind::Probe, CallStatus::Ok));
     setup.proxy.shutdown().await;
     assert_eq!(setup.sink.count(), 1);
+}
+
+#[tokio::test]
+async fn a_call_that_waits_for_a_probe_counts_its_time_from_its_receipt() {
+    let setup = probing(ProxyOptions::stand_alone()).await;
+    let url = setup.url();
+    let asking = tokio::spawn(async move { text(post(&url, &request(true)).await).await });
+    setup.mock.started(1).await;
+    // The probe is out, so the call was received.
+    let (since, began) = (SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock"), Instant::now());
+    setup.mock.open_gate();
+    let waited = began.elapsed();
+    asking.await.expect("a reply");
+    let calls = setup.sink.calls(2).await;
+    let call = calls.iter().find(|call| call.kind != CallKind::Probe).expect("a call");
+    assert!(u128::try_from(call.received_at).expect("after 1970") <= since.as_micros());
+    assert!(u128::from(call.ttft_us.expect("an event")) >= waited.as_micros());
+    assert!(call.duration_us >= call.ttft_us.expect("an event"));
 }
 
 #[tokio::test]

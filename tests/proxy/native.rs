@@ -20,6 +20,7 @@ mod faults;
 mod long;
 mod own;
 mod server;
+mod without;
 
 use server::{Routing, Server, Style, TEXTS, ids_of, logprob_of, sampled_ids};
 

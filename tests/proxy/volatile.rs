@@ -10,7 +10,8 @@ use lego::upstream::Upstream;
 use serde_json::{Value, json};
 
 use crate::mock::{Mock, Script};
-use crate::setup::{Setup, post, text, timeouts};
+use crate::rejoin::left;
+use crate::setup::{PATIENCE, Setup, post, text, timeouts};
 
 fn options(volatile: Value) -> ProxyOptions {
     let proxy: config::Proxy = serde_json::from_value(json!({"volatile": volatile})).expect("a config");
@@ -164,5 +165,31 @@ async fn c13_a_volatile_part_that_changed_is_no_rewritten_history() {
         };
         assert_eq!(ask(1, "").await, 200);
         assert_eq!(ask(2, "x").await, status);
+    }
+}
+
+/// Claude Code's own retry has another nonce.
+#[tokio::test]
+async fn a_client_that_comes_back_with_another_nonce_has_the_call_that_it_left() {
+    for how in ["ignore", "remove"] {
+        let mut options = options(json!({"billing_header": how}));
+        options.retry_grace = 10 * PATIENCE;
+        let script = Script { is_silent: true, ..Script::default() };
+        let setup = Setup::with(options, UpstreamKind::Vllm, script).await;
+        let url = format!("http://{}/v1/messages", setup.address);
+        let calling = {
+            let url = url.clone();
+            tokio::spawn(async move { post(&url, &messages("aaaa", true)).await })
+        };
+        setup.mock.started(1).await;
+        calling.abort();
+        left(&setup, 1).await;
+        let again = tokio::spawn(async move { text(post(&url, &messages("bbbb", true)).await).await });
+        left(&setup, 0).await;
+        setup.mock.open_gate();
+        let reply: Value = serde_json::from_slice(&again.await.expect("a reply")).expect("JSON");
+        assert_eq!(reply["type"], "message");
+        assert_eq!(setup.mock.asked().len(), 1, "{how}");
+        assert_eq!(setup.sink.calls(1).await[0].rejoined, 1);
     }
 }

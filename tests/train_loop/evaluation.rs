@@ -17,6 +17,9 @@ fn scores(command: &mut Command) -> Value {
     let output = finished(command);
     let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object on stdout");
     assert_eq!(report["evaluation"]["invalid_trials"], 0, "{report}");
+    // Nobody watches a bar here.
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("evaluation (heldout): 5 of 9\n"), "{told}");
     report["evaluation"]["per_task"].clone()
 }
 

@@ -351,6 +351,13 @@ fn ctrl_c_ends_cleanly_and_resume_goes_on() {
         !refused.status.success() && text.contains("--dataset") && text.contains("its own config"),
         "{text}"
     );
+    // Without the sums nobody knows what it was started with.
+    let (kept, away) = (run.join("inputs.json"), run.join("inputs.away"));
+    fs::rename(&kept, &away).expect("moved");
+    let refused = train(&config, &run, &["--resume"]).output().expect("lego runs");
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && text.contains("inputs.json is gone"), "{text}");
+    fs::rename(&away, &kept).expect("moved");
     // Stopped in the evaluation of step 2, which is made when the run goes on.
     interrupt(&["--resume"], "evaluation of step 2", &|| {
         let trials = fs::read_dir(run.join("trials")).into_iter().flatten().flatten();

@@ -1,5 +1,6 @@
 //! `lego capture ls`.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
@@ -31,6 +32,8 @@ struct Totals {
     prompt_tokens: u64,
     completion_tokens: u64,
     trainable: u64,
+    /// How often each reason not to train is given.
+    reasons: BTreeMap<String, u64>,
     failed: u64,
     first_us: Option<i64>,
     last_us: i64,
@@ -52,9 +55,27 @@ impl Totals {
         }
         self.completion_tokens += call.sampled_ids().map_or(0, <[u32]>::len) as u64;
         self.trainable += u64::from(call.trainable);
+        for reason in &call.not_trainable_reasons {
+            *self.reasons.entry(reason.clone()).or_default() += 1;
+        }
         self.failed += u64::from(call.status != CallStatus::Ok);
         self.trial = self.trial.take().or(call.trial_id.as_ref().map(ToString::to_string));
         self.task = self.task.take().or(call.task_id.as_ref().map(ToString::to_string));
+    }
+}
+
+impl Totals {
+    /// The reason not to train that is given most often, and how many others there are.
+    fn reason(&self) -> String {
+        // Of those that are as frequent, the first by name.
+        let Some((reason, times)) = self.reasons.iter().max_by_key(|(name, times)| (**times, Reverse(*name)))
+        else {
+            return String::new();
+        };
+        match self.reasons.len() - 1 {
+            0 => format!("{reason} ({times})"),
+            others => format!("{reason} ({times}), {others} more"),
+        }
     }
 }
 
@@ -79,12 +100,15 @@ fn list_sessions(out: &mut dyn Write, dir: &Path, args: &ListArgs) -> anyhow::Re
     let mut sessions: Vec<_> = sessions.into_iter().collect();
     sessions.sort_by_key(|(_, totals)| totals.first_us);
     let (sessions, found) = newest(sessions, args.limit);
+    let trial = |totals: &Totals| totals.trial.clone().unwrap_or_else(|| "-".to_owned());
+    let trials = sessions.iter().map(|(_, totals)| trial(totals).len()).fold("trial".len(), usize::max);
     if !args.json {
-        let head = ("session", "calls", "prompt", "sampled", "trainable", "failed", "first call (UTC)");
+        let head =
+            ("session", "calls", "prompt", "sampled", "trainable", "failed", "first call (UTC)", "trial");
         writeln!(
             out,
-            "{:<36} {:>6} {:>10} {:>10} {:>9} {:>6}  {:<20} trial",
-            head.0, head.1, head.2, head.3, head.4, head.5, head.6
+            "{:<36} {:>6} {:>10} {:>10} {:>9} {:>6}  {:<20} {:<trials$}  why not trainable",
+            head.0, head.1, head.2, head.3, head.4, head.5, head.6, head.7
         )?;
     }
     for (session, t) in &sessions {
@@ -93,13 +117,12 @@ fn list_sessions(out: &mut dyn Write, dir: &Path, args: &ListArgs) -> anyhow::Re
                 "session_id": session, "trial_id": t.trial, "task_id": t.task, "calls": t.calls,
                 "choices": t.choices, "probes": t.probes, "prompt_tokens": t.prompt_tokens,
                 "completion_tokens": t.completion_tokens, "trainable": t.trainable,
-                "failed": t.failed, "first_us": t.first_us, "last_us": t.last_us,
+                "not_trainable_reasons": t.reasons, "failed": t.failed, "first_us": t.first_us, "last_us": t.last_us,
             });
             writeln!(out, "{line}")?;
         } else {
-            writeln!(
-                out,
-                "{:<36} {:>6} {:>10} {:>10} {:>9} {:>6}  {:<20} {}",
+            let line = format!(
+                "{:<36} {:>6} {:>10} {:>10} {:>9} {:>6}  {:<20} {:<trials$}  {}",
                 session.as_str(),
                 t.calls,
                 t.prompt_tokens,
@@ -107,8 +130,10 @@ fn list_sessions(out: &mut dyn Write, dir: &Path, args: &ListArgs) -> anyhow::Re
                 t.trainable,
                 t.failed,
                 t.first_us.map_or_else(String::new, time),
-                t.trial.as_deref().unwrap_or("-")
-            )?;
+                trial(t),
+                t.reason()
+            );
+            writeln!(out, "{}", line.trim_end())?;
         }
     }
     if !args.json {

@@ -6,12 +6,15 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-use super::turns::{Turn, turns};
+use super::turns::{Sent, Turn, turns};
 use super::{ShowArgs, captures, load, time};
 use crate::capture::Query;
 use crate::config::{Config, Environment};
 use crate::record::{Call, IdsSource, UpstreamKind};
 use crate::text::Tokenizer;
+
+/// In the place of what is null in the record.
+const UNKNOWN: &str = "unknown";
 
 /// Prints a session or a call.
 pub fn show(out: &mut dyn Write, args: &ShowArgs) -> anyhow::Result<()> {
@@ -91,7 +94,7 @@ fn show_call(out: &mut dyn Write, call: &Call, before: &[Turn]) -> anyhow::Resul
         Some(body) => serde_json::from_str(body.get()).context("client_request")?,
         None => serde_json::Value::Null,
     };
-    let turns = turns(&request, call.client_api);
+    let turns = self::turns(&request, call.client_api);
     writeln!(
         out,
         "── call {} #{} · {} · {} · {} · {}",
@@ -106,8 +109,22 @@ fn show_call(out: &mut dyn Write, call: &Call, before: &[Turn]) -> anyhow::Resul
     if known > 0 {
         writeln!(out, "   ({known} messages as before)")?;
     }
-    for Turn { role, text } in &turns[known..] {
+    let sent = match &call.upstream_request {
+        Some(body) => {
+            self::turns(&serde_json::from_str(body.get()).context("upstream_request")?, call.upstream_api)
+        }
+        None => turns.clone(),
+    };
+    for turn in &turns[known..] {
+        let Turn { role, text, .. } = turn;
         writeln!(out, "[{role}] {text}")?;
+        match turn.changed(&turns, &sent) {
+            Some(Sent::As(text)) => writeln!(out, "[{role}, as it was sent] {text}")?,
+            Some(Sent::Otherwise) => {
+                writeln!(out, "   (it was sent in another form: `--json` has upstream_request)")?
+            }
+            None => {}
+        }
     }
     if let Some(error) = &call.error {
         writeln!(out, "[error] {error}")?;
@@ -125,13 +142,12 @@ fn show_call(out: &mut dyn Write, call: &Call, before: &[Turn]) -> anyhow::Resul
     };
     writeln!(
         out,
-        "   {} prompt ids ({}), {} {of_what} ({}), log-prob {} ({}), weights {}, finish {}, {}",
+        "   {} prompt ids ({}), {} {of_what} ({}), log-prob {}, weights {}, finish {}, {}",
         count(&call.prompt_token_ids),
         call.prompt_ids_source.as_str(),
         count(&call.completion_token_ids),
         call.completion_ids_source.as_str(),
-        sum.map_or("unknown".to_owned(), |sum| format!("{sum:.3}")),
-        call.logprob_semantics.as_str(),
+        sum.map_or(UNKNOWN.to_owned(), |sum| format!("{sum:.3} ({})", call.logprob_semantics.as_str())),
         versions(call),
         call.finish_reason.as_deref().unwrap_or("-"),
         if call.trainable {
@@ -157,11 +173,11 @@ fn show_tokens(out: &mut dyn Write, call: &Call, texts: Option<&Texts>) -> anyho
         let logprob = call.completion_logprobs.as_ref().and_then(|l| l.get(i).copied().flatten());
         let at = i as u32;
         let version = spans.iter().find(|span| (span.start..span.end).contains(&at));
-        let version = version.map_or("null", |span| &span.version);
+        let version = version.map_or(UNKNOWN, |span| &span.version);
         write!(
             out,
             "   {i:>6} {id:>8} {:>14}  ",
-            logprob.map_or("null".to_owned(), |value| value.to_string()),
+            logprob.map_or(UNKNOWN.to_owned(), |value| value.to_string()),
         )?;
         match texts {
             Some(texts) => writeln!(out, "{version:<7}  {}", texts.of(*id))?,
@@ -173,7 +189,7 @@ fn show_tokens(out: &mut dyn Write, call: &Call, texts: Option<&Texts>) -> anyho
 
 fn versions(call: &Call) -> String {
     match call.weight_spans.as_deref() {
-        None | Some([]) => "unknown".to_owned(),
+        None | Some([]) => UNKNOWN.to_owned(),
         Some([one]) => one.version.clone(),
         Some(several) => several.iter().fold(String::new(), |mut text, span| {
             let _ = write!(text, "{}[{},{}) ", span.version, span.start, span.end);

@@ -25,11 +25,11 @@ impl Call {
     /// What SGLang's native endpoint gives; `None`: the call was given up meanwhile.
     pub(super) async fn found_of_native(&self) -> Option<Native> {
         let upstream = &self.route.upstream;
-        if !self.inner.options.probes_upstream {
-            return Some(Native::ASSUMED);
-        }
         if let Some(found) = upstream.known_native() {
             return Some(found);
+        }
+        if !self.inner.options.probes_upstream {
+            return Some(Native::ASSUMED);
         }
         let model = self.upstream_model().to_owned();
         let (inner, upstream, session) = (self.inner.clone(), upstream.clone(), self.session.clone());

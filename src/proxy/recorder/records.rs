@@ -1,12 +1,14 @@
 //! Records of a call's choices.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use super::{Open, micros};
 use crate::protocol::chat::{Choice, Reply};
 use crate::proxy::columns::tool_calls;
 use crate::proxy::local_ids::Missing;
 use crate::proxy::received::Received;
+use crate::proxy::rejoin::Attendance;
 use crate::proxy::{kept, verdict};
 use crate::record::{Call, CallStatus, JsonText, SCHEMA_VERSION, SinkError, Usage, WeightSource, WeightSpan};
 use crate::upstream;
@@ -17,6 +19,8 @@ pub(in crate::proxy) struct Records {
     pub(in crate::proxy) calls: Vec<Call>,
     /// What is to be filled in before they are stored.
     pub(in crate::proxy) missing: Option<Missing>,
+    /// With these the call is a success.
+    pub(in crate::proxy) success: Option<Arc<Attendance>>,
 }
 
 impl Open {
@@ -54,7 +58,8 @@ impl Open {
         };
         let calls: Vec<Call> = choices.iter().map(record).collect();
         let missing = Missing::of(self.wire.route.local_tokenizer.as_ref(), &reply, &calls);
-        Ok(Records { calls, missing })
+        let is_success = self.is_done && status == CallStatus::Ok;
+        Ok(Records { calls, missing, success: is_success.then(|| Arc::clone(&self.attendance)) })
     }
 
     /// The reply with all that has come of it, and its JSON.

@@ -34,6 +34,58 @@ fn script(incremental: bool) -> Vec<String> {
     events
 }
 
+/// What is wrong with a reply is told by its first event that cannot be read; what later events say again is not kept.
+#[tokio::test]
+async fn a_long_reply_with_events_that_cannot_be_read_is_kept_once_too() {
+    let oops: fn(&mut Vec<String>) = |events| events[20] = "oops".to_owned();
+    let now_and_then: fn(&mut Vec<String>) =
+        |events| (0..EVENTS).step_by(8).for_each(|at| events[20 + at] = "oops".to_owned());
+    // One output's ids change, and stay what they are then.
+    let rewritten: fn(&mut Vec<String>) = |events| {
+        for event in events.iter_mut().skip(20).step_by(OUTPUTS) {
+            *event = event.replace("\"output_ids\":[0,", "\"output_ids\":[7,");
+        }
+    };
+    // For one event, in what came since the first that could not be read: without those between it could be.
+    let contradicted: fn(&mut Vec<String>) = |events| {
+        events[20] = "oops".to_owned();
+        events[40] = events[40].replace(",600,", ",601,");
+    };
+    for (name, spoil) in [
+        ("oops", oops),
+        ("now and then", now_and_then),
+        ("rewritten", rewritten),
+        ("contradicted", contradicted),
+    ] {
+        let mut events = script(false);
+        spoil(&mut events);
+        let mut all = Vec::new();
+        for most in [None, Some(1), Some(20_000)] {
+            let dir = tempfile::tempdir().expect("folder");
+            let mut options = ProxyOptions::stand_alone();
+            options.spill = most.map(|_| Spill::in_folder(dir.path()));
+            options.capture_buffer_bytes = most.unwrap_or(1);
+            let style = Style { script: Some(events.clone()), ..Style::default() };
+            let rig = Rig::new(options, style, false).await;
+            let body = json!({"input_ids": [1, 2], "sampling_params": {"n": OUTPUTS}, "stream": true});
+            let reply = crate::setup::text(post(&rig.url("/generate"), &body).await).await;
+            // The client has all of it.
+            assert_eq!(reply.windows(2).filter(|two| two == b"\n\n").count(), events.len() + 1, "{name}");
+            let mut calls = rig.setup.sink.calls(OUTPUTS).await;
+            calls.sort_by_key(|call| call.choice_index);
+            assert!(calls.iter().all(|call| call.status == CallStatus::ParseError && !call.trainable));
+            let records: Vec<Value> = calls.iter().map(said).collect();
+            let kept = records[1]["response"].as_array().expect("events").len();
+            assert!((OUTPUTS + 1..=2 * OUTPUTS + 2).contains(&kept), "{name}: {kept} events");
+            // The output with which nothing is wrong is there to its end.
+            let ids = records[1]["completion_token_ids"].as_array().expect("ids").len();
+            assert_eq!(ids, EVENTS * TOKENS_PER_EVENT, "{name}");
+            all.push(records);
+        }
+        assert!(all.iter().all(|records| *records == all[0]), "{name}");
+    }
+}
+
 #[tokio::test]
 async fn a_long_replys_record_is_the_same_with_its_copy_in_a_file() {
     let completions =

@@ -14,9 +14,9 @@ use super::json::Edit;
 pub struct Event {
     /// The original bytes. Joined over all events of a stream they are the stream.
     pub raw: Bytes,
-    /// Where the `data` lines' values lie in `raw`. Empty: the block only has comments or other fields, and the
+    /// Where the `data` lines' values lie in `raw`. None: the block only has comments or other fields, and the
     /// standard dispatches nothing.
-    data: Vec<Range<usize>>,
+    data: Lines,
     /// Value of the `event` field; empty when there was none.
     pub name: String,
     /// The last event id so far.
@@ -31,17 +31,17 @@ impl Event {
     /// True if a client would be given this block as an event.
     #[must_use]
     pub fn has_data(&self) -> bool {
-        !self.data.is_empty()
+        self.data.first.is_some()
     }
 
     /// The `data` lines joined by LF. No copy when there is one.
     #[must_use]
     pub fn data(&self) -> Bytes {
-        match self.data.as_slice() {
-            [] => Bytes::new(),
-            [one] => self.raw.slice(one.clone()),
-            lines => {
-                let lines: Vec<&[u8]> = lines.iter().map(|line| &self.raw[line.clone()]).collect();
+        match &self.data.first {
+            None => Bytes::new(),
+            Some(one) if self.data.more.is_empty() => self.raw.slice(one.clone()),
+            Some(_) => {
+                let lines: Vec<&[u8]> = self.data.iter().map(|line| &self.raw[line.clone()]).collect();
                 Bytes::from(lines.join(&b'\n'))
             }
         }
@@ -56,7 +56,7 @@ impl Event {
         let mut out = Vec::with_capacity(self.raw.len());
         let mut copied = 0;
         let mut line_start = 0;
-        for line in &self.data {
+        for line in self.data.iter() {
             let line_end = line_start + line.len();
             for edit in edits {
                 let start = edit.span.start.max(line_start);
@@ -78,6 +78,26 @@ impl Event {
     }
 }
 
+/// Lines of an event. Most have one, which is not put on the heap.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Lines {
+    first: Option<Range<usize>>,
+    more: Vec<Range<usize>>,
+}
+
+impl Lines {
+    fn push(&mut self, line: Range<usize>) {
+        match &self.first {
+            None => self.first = Some(line),
+            Some(_) => self.more.push(line),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Range<usize>> {
+        self.first.iter().chain(&self.more)
+    }
+}
+
 /// The parser. Feed with [`Parser::push`], take with [`Parser::next_event`] until `None`, end with [`Parser::finish`].
 #[derive(Debug, Default)]
 pub struct Parser {
@@ -95,7 +115,7 @@ pub struct Parser {
 
 #[derive(Debug, Default)]
 struct Fields {
-    data: Vec<Range<usize>>,
+    data: Lines,
     name: String,
     retry: Option<u64>,
 }
@@ -249,6 +269,18 @@ impl Parser {
 pub struct Rereader(Parser);
 
 impl Rereader {
+    /// Name and data of the next block's event, if it has data. Only what is not one plain line of data is parsed.
+    pub fn data<T>(&mut self, block: &[u8], take: impl FnOnce(&str, &[u8]) -> T) -> Option<T> {
+        if self.0.past_start
+            && let Some(line) = block.strip_suffix(b"\n\n").and_then(|line| line.strip_prefix(b"data: "))
+            && memchr::memchr2(b'\n', b'\r', line).is_none()
+        {
+            return Some(take("", line));
+        }
+        let event = self.event(block).filter(Event::has_data)?;
+        Some(take(&event.name, &event.data()))
+    }
+
     /// The event of the next block.
     pub fn event(&mut self, block: &[u8]) -> Option<Event> {
         // The line feed of the block before, where a read came between it and its carriage return, begins this one.
@@ -373,6 +405,20 @@ mod tests {
         }
         parser.push(b"\"\n\n");
         assert_eq!(parser.next_event().expect("whole").data().len(), 128 * piece.len() + 2);
+    }
+
+    #[test]
+    fn plain_blocks_are_read_again_as_all_others_are() {
+        let odd = "\u{feff}data: 0\n\ndata: 1\n\ndata:2\n\nid: 7\ndata: 3\n\ndata: \n\ndata: a\rdata: b\n\n: c\n\ndata: \n4\n\n\
+                   event: e\ndata: 5\n\ndata: 6\r\n\r\ndata: 7\n\ndata: end\n";
+        for stream in [odd.as_bytes(), CORNER_CASES] {
+            let (mut one, mut other) = (Rereader::default(), Rereader::default());
+            for block in parse(&[stream]).into_iter().map(|event| event.raw) {
+                let data = one.data(&block, |name, data| (name.to_owned(), data.to_vec()));
+                let event = other.event(&block).filter(Event::has_data);
+                assert_eq!(data, event.map(|event| (event.name.clone(), event.data().to_vec())), "{block:?}");
+            }
+        }
     }
 
     #[test]

@@ -455,7 +455,8 @@ pub(super) fn is_stream(received: &UpstreamReply) -> bool {
 fn stream(mut headers: HeaderMap, relay: Relay) -> Response {
     reply::stream_headers(&mut headers);
     let (attendance, call_id) = (relay.attendance(), relay.call_id());
-    let pieces = futures_util::stream::unfold(relay, |mut relay| async move {
+    // In a box, since it is moved with each piece.
+    let pieces = futures_util::stream::unfold(Box::new(relay), |mut relay| async move {
         let piece = relay.next().await?;
         Some((piece, relay))
     });

@@ -93,19 +93,29 @@ impl Kept {
         })
     }
 
-    /// Gives all events of a stream again.
-    fn each(&self, mut take: impl FnMut(&Event)) -> Result<(), SinkError> {
-        let mut again = Again::default();
-        while self.read(&mut again, |_, event| take(event))? {}
+    /// Gives names and data of a stream's events again, the end mark left out.
+    fn each(&self, mut take: impl FnMut(&str, &[u8])) -> Result<(), SinkError> {
+        let Self::Events(tape) = self else {
+            return Ok(());
+        };
+        let Again { mut place, mut reader } = Again::default();
+        let mut read = |_, block: &[u8]| {
+            reader.data(block, |name, data| {
+                if data != b"[DONE]" {
+                    take(name, data);
+                }
+            });
+        };
+        while tape.read(&mut place, &mut read)? {}
         Ok(())
     }
 
     /// As one JSON value: the body, or the array of the events' data. `is_json`: the body, or each event, was read as
-    /// JSON as it is, and is not looked at again. `take` gets each event that is in it.
+    /// JSON as it is, and is not looked at again. `take` gets name and data of each event that is in it.
     pub(super) fn json(
         &self,
         is_json: bool,
-        take: impl FnMut(&Event),
+        take: impl FnMut(&str, &[u8]),
     ) -> Result<Option<JsonText>, SinkError> {
         match self {
             Self::Nothing => Ok(None),
@@ -125,18 +135,15 @@ impl Kept {
     }
 
     /// The array of the events' data as it is.
-    fn joined(&self, bytes: usize, mut take: impl FnMut(&Event)) -> Result<Vec<u8>, SinkError> {
+    fn joined(&self, bytes: usize, mut take: impl FnMut(&str, &[u8])) -> Result<Vec<u8>, SinkError> {
         let mut list = Vec::with_capacity(bytes);
         list.push(b'[');
-        self.each(|event| {
-            let data = event.data();
-            if is_told(event, &data) {
-                if list.len() > 1 {
-                    list.push(b',');
-                }
-                list.extend_from_slice(data.trim_ascii());
-                take(event);
+        self.each(|name, data| {
+            if list.len() > 1 {
+                list.push(b',');
             }
+            list.extend_from_slice(data.trim_ascii());
+            take(name, data);
         })?;
         list.push(b']');
         Ok(list)
@@ -145,25 +152,18 @@ impl Kept {
     /// The array with what is no JSON as a string.
     fn each_as_json(&self) -> Result<JsonText, SinkError> {
         let mut list = String::from("[");
-        self.each(|event| {
-            let data = event.data();
-            if is_told(event, &data) {
-                if list.len() > 1 {
-                    list.push(',');
-                }
-                match serde_json::from_slice::<&RawValue>(&data) {
-                    Ok(json) => list.push_str(json.get()),
-                    Err(_) => list.push_str(&as_string(&data)),
-                }
+        self.each(|_, data| {
+            if list.len() > 1 {
+                list.push(',');
+            }
+            match serde_json::from_slice::<&RawValue>(data) {
+                Ok(json) => list.push_str(json.get()),
+                Err(_) => list.push_str(&as_string(data)),
             }
         })?;
         list.push(']');
         Ok(JsonText::of_read(list))
     }
-}
-
-fn is_told(event: &Event, data: &[u8]) -> bool {
-    event.has_data() && data != b"[DONE]"
 }
 
 /// Bytes as JSON: as they are when they are JSON, else as a string.
@@ -187,7 +187,7 @@ mod tests {
     }
 
     fn read(kept: &Kept, is_json: bool) -> Option<JsonText> {
-        kept.json(is_json, |_| ()).expect("in memory")
+        kept.json(is_json, |_, _| ()).expect("in memory")
     }
 
     #[test]

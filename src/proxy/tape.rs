@@ -101,7 +101,7 @@ impl Tape {
         let room = self.tail.capacity();
         if room - self.tail.len() < added {
             // By itself it would double: half of that much in each of thousands of streams would never be used.
-            self.tail.reserve_exact(added.max(room / 4).max(ROOM));
+            self.tail.reserve_exact(added.max(room / 2).max(ROOM));
         }
         // Blocks are far below 4 GiB: the relay passes longer ones unread.
         self.tail.extend_from_slice(&(block.len() as u32).to_le_bytes());

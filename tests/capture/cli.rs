@@ -131,8 +131,8 @@ async fn tokens_have_their_text_where_the_tokenizer_is_known() {
     assert!(found.contains("prompt text \"<|im_start|>user\\n\""), "{found}");
 }
 
-fn json(text: &str) -> Option<Box<serde_json::value::RawValue>> {
-    serde_json::value::RawValue::from_string(text.to_owned()).ok()
+fn json(text: &str) -> Option<lego::record::JsonText> {
+    lego::record::JsonText::new(text).ok()
 }
 
 #[tokio::test]

@@ -3,9 +3,10 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::marker::PhantomData;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, Visitor};
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -56,6 +57,72 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     }
 }
 
+/// A list. Most in a stream have one element, which is not put on the heap.
+pub(super) struct Few<T> {
+    first: Option<T>,
+    more: Vec<T>,
+}
+
+impl<T> Few<T> {
+    pub(super) fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.more.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.first.iter().chain(&self.more)
+    }
+
+    pub(super) fn map<U>(self, to: impl FnMut(T) -> U) -> Few<U> {
+        self.into_iter().map(to).collect()
+    }
+}
+
+impl<T> Default for Few<T> {
+    fn default() -> Self {
+        Self { first: None, more: Vec::new() }
+    }
+}
+
+impl<T> IntoIterator for Few<T> {
+    type Item = T;
+    type IntoIter = std::iter::Chain<std::option::IntoIter<T>, std::vec::IntoIter<T>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.first.into_iter().chain(self.more)
+    }
+}
+
+impl<T> FromIterator<T> for Few<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(items: I) -> Self {
+        let mut items = items.into_iter();
+        Self { first: items.next(), more: items.collect() }
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Few<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for List<T> {
+            type Value = Few<T>;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("a list")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Few<T>, A::Error> {
+                let mut few = Few { first: list.next_element()?, more: Vec::new() };
+                while let Some(item) = list.next_element()? {
+                    few.more.push(item);
+                }
+                Ok(few)
+            }
+        }
+
+        deserializer.deserialize_seq(List(PhantomData))
+    }
+}
+
 #[derive(Deserialize)]
 pub(super) struct View<'a> {
     #[serde(borrow)]
@@ -64,7 +131,7 @@ pub(super) struct View<'a> {
     #[serde(borrow)]
     pub(super) model: Option<Text<'a>>,
     #[serde(borrow)]
-    pub(super) choices: Option<Vec<ChoiceView<'a>>>,
+    pub(super) choices: Option<Few<ChoiceView<'a>>>,
     pub(super) usage: Option<UsageView>,
     pub(super) prompt_token_ids: Option<Vec<u32>>,
     #[serde(borrow)]
@@ -93,9 +160,9 @@ pub(super) struct ChoiceView<'a> {
     pub(super) logprobs: Option<LogprobsView<'a>>,
     #[serde(borrow)]
     pub(super) finish_reason: Option<Text<'a>>,
-    pub(super) token_ids: Option<Vec<u32>>,
+    pub(super) token_ids: Option<Few<u32>>,
     /// SGLang's name for them.
-    pub(super) response_token_ids: Option<Vec<u32>>,
+    pub(super) response_token_ids: Option<Few<u32>>,
     /// Where SGLang, and completions, have them.
     pub(super) prompt_token_ids: Option<Vec<u32>>,
     pub(super) weight_versions: Option<Vec<VersionView>>,
@@ -125,14 +192,14 @@ pub(super) struct DeltaView<'a> {
 #[derive(Deserialize)]
 pub(super) struct LogprobsView<'a> {
     #[serde(borrow)]
-    pub(super) content: Option<Vec<Entry<'a>>>,
+    pub(super) content: Option<Few<Entry<'a>>>,
     /// Completions.
     #[serde(borrow)]
     pub(super) token_logprobs: Option<Vec<Option<&'a RawValue>>>,
 }
 
 impl<'a> LogprobsView<'a> {
-    pub(super) fn entries(self) -> Option<Vec<Entry<'a>>> {
+    pub(super) fn entries(self) -> Option<Few<Entry<'a>>> {
         let bare = self.token_logprobs;
         let entry = |logprob| Entry { logprob, token: None };
         self.content.or_else(|| Some(bare?.into_iter().map(entry).collect()))

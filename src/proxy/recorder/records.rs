@@ -66,11 +66,11 @@ impl Open {
     fn copy(&self) -> Result<(Cow<'_, Reply>, Option<JsonText>), SinkError> {
         let is_json = self.is_json;
         if !self.kept.is_spilled() {
-            return Ok((Cow::Borrowed(self.reply()), self.kept.json(is_json, |_| ())?));
+            return Ok((Cow::Borrowed(self.reply()), self.kept.json(is_json, |_, _| ())?));
         }
         let mut again = Received::new(self.wire.upstream_api, self.request.n_each);
         // What could not be read then cannot be read now: it is in the record already.
-        let json = self.kept.json(is_json, |event| drop(again.event(&event.name, &event.data())))?;
+        let json = self.kept.json(is_json, |name, data| drop(again.event(name, data)))?;
         Ok((Cow::Owned(again.into_reply()), json))
     }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use super::RunError;
-use super::folder::write_json;
+use super::folder::{RunFolder, write_json};
 use crate::config::Config;
 
 /// Files of the starting policy that decide what is sampled and trained.
@@ -32,6 +32,16 @@ pub enum Begun {
     Before,
     /// By a version of lego that kept none.
     WithoutSums,
+}
+
+impl Begun {
+    pub fn of(folder: &RunFolder, is_resumed: bool) -> Self {
+        match is_resumed {
+            false => Self::Now,
+            true if folder.has_inputs() => Self::Before,
+            true => Self::WithoutSums,
+        }
+    }
 }
 
 /// Keeps the sums of the dataset and of the starting policy in the run folder; a run that is resumed has them already,

@@ -10,12 +10,13 @@ use super::batch::{Batch, Idle};
 use super::carried::{Carried, is_reached};
 use super::evaluation::{self, Evaluation};
 use super::folder::{RunFolder, RunKind, write_json};
+use super::inputs::{self, Begun};
 use super::machinery::{Machinery, Places};
 use super::metrics::{StepTimes, evaluation_row, rows};
 use super::progress::Progress;
 use super::report::Report;
 use super::waves;
-use super::{RunError, inputs, learner, policy};
+use super::{RunError, learner, policy};
 use crate::config::{Config, Environment, Use};
 use crate::engine::Engine;
 use crate::model::Model;
@@ -135,12 +136,7 @@ impl Run {
         if !options.resume {
             folder.keep_config(&config)?;
         }
-        let begun = match options.resume {
-            false => inputs::Begun::Now,
-            true if folder.has_inputs() => inputs::Begun::Before,
-            true => inputs::Begun::WithoutSums,
-        };
-        inputs::check(folder.root(), &config, begun)?;
+        inputs::check(folder.root(), &config, Begun::of(&folder, options.resume))?;
         let log = log_to_file(&folder.root().join("train.log"))
             .map_err(|error| RunError::failed("opening train.log")(error.into()))?;
         let checkpoints = Checkpoints::new(folder.checkpoints(), config.training.keep_checkpoints);

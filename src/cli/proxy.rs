@@ -43,6 +43,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     super::warn_of_stray_variables(&config);
     let observability = &config.training.observability;
     crate::telemetry::configure(observability.log_level.as_str(), observability.log_json);
+    proxy::share_heaps();
     super::block_on(serve(&config)).context("lego proxy")
 }
 

@@ -1,6 +1,8 @@
-//! Memory after a burst of calls. glibc keeps what is freed between blocks that are still in use, so the holes that
-//! thousands of replies leave stay resident for good. Trimming gives them back, but it walks every heap under its lock:
-//! it waits until few calls are in flight.
+//! Memory of thousands of calls, within a burst and after it.
+//!
+//! glibc keeps what is freed between blocks that are still in use, so the holes that thousands of replies leave stay
+//! resident for good. Trimming gives them back, but it walks every heap under its lock: it waits until few calls are in
+//! flight. And each thread would have a heap of its own, with holes of its own: they share two.
 
 use std::time::Duration;
 
@@ -51,6 +53,22 @@ impl Burst {
         is_lull
     }
 }
+
+/// Heaps of a process that only relays. Fewer than its threads: what one of them frees the others use.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const HEAPS: libc::c_int = 2;
+
+/// Has all threads that begin after this share few heaps.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+pub fn share_heaps() {
+    // SAFETY: takes no pointer; glibc locks what it sets.
+    let is_set = unsafe { libc::mallopt(libc::M_ARENA_MAX, HEAPS) } == 1;
+    tracing::debug!(is_set, "threads share heaps");
+}
+
+/// Has all threads that begin after this share few heaps, where the system's allocator can be told so.
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+pub const fn share_heaps() {}
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn trim() {

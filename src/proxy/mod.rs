@@ -72,6 +72,7 @@ use crate::record::{CallSink, ClientApi, SessionId};
 use crate::upstream::Upstream;
 
 pub use local_ids::{LocalTokenizer, LocalTokenizers};
+pub use lull::share_heaps;
 pub use options::{Mode, ProxyOptions, RenderMetrics};
 pub use routes::RouteOptions;
 pub use server::{ListenError, listen};

@@ -41,6 +41,7 @@ impl Config {
         found.proxy();
         found.upstream();
         found.routes();
+        found.model_map();
         found.volatile();
         found.sandbox();
         found.batches();

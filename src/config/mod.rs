@@ -16,6 +16,7 @@ mod environment;
 mod error;
 mod layers;
 mod load;
+mod model_names;
 mod proxy;
 mod read;
 mod routes;
@@ -29,6 +30,7 @@ pub use docs::reference_markdown;
 pub use environment::{Environment, Secret};
 pub use error::ConfigError;
 pub use load::{Config, ConfigPaths, FileKind, Origin};
+pub use model_names::{fitting, is_beginning};
 pub use proxy::{
     Durability, Harness, HarnessType, InlineSystem, LlmConfigOverride, PinnedSampling, Proxy, Relay,
     ReplayedReasoning, SANDBOX_PORT, UpstreamKind,

@@ -98,15 +98,17 @@ pub struct Proxy {
     /// Stand-alone only: a session without a call for this long is ended, in seconds; what comes later for it is refused.
     /// 0: never.
     pub session_idle_secs: u64,
-    /// Name of the environment variable with the token that clients must send as their API key.
+    /// Name of the environment variable with the token that clients must send as their API key. Clients that have it
+    /// may call the proxy by any name (`Host`).
     pub client_token_env: Option<String>,
     /// Port of the admin listener, on the same host: `/admin/pause`, `/admin/resume`, `/admin/policy-version`,
     /// `/admin/state`. Absent: there is none.
     pub admin_listen_port: Option<u16>,
     /// Name of the environment variable with the token that the admin listener asks for.
     pub admin_token_env: Option<String>,
-    /// Stand-alone only: model names that harnesses ask for, and the upstream's name for each. Names that
-    /// are not listed pass through.
+    /// Stand-alone only: model names that harnesses ask for, and the upstream's name for each. `claude-*` is every name
+    /// that begins so, `*` every name; the name itself is preferred, then the longest beginning. Names that none fits
+    /// pass through. `GET /v1/models` lists the names before the upstream's own.
     pub model_map: BTreeMap<String, String>,
     /// Stand-alone only: sampling that replaces what the harness asks for, in full. Absent: pass through.
     /// In a training session lego always sends its own.
@@ -214,7 +216,8 @@ impl Default for PinnedSampling {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum UpstreamKind {
-    /// `embedded` for the embedded engine, `vllm` for a URL.
+    /// `embedded` for the embedded engine, `vllm` for a URL. A server that refuses what lego adds for capture is asked
+    /// without, as `vllm` and `sglang` are too: nothing to train on.
     #[default]
     Auto,
     /// lego's own engine, in this process.

@@ -17,7 +17,8 @@ const SHARED: &str = "proxy.local_tokenizer";
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Route {
-    /// Model names that harnesses ask for. Absent: the route's own name.
+    /// Model names that harnesses ask for; as in `proxy.model_map`, `claude-*` and `*` are beginnings. Absent: the
+    /// route's own name.
     pub models: Option<Vec<String>>,
     /// The upstream's name for the model. Absent: the name that the harness asked for.
     pub upstream_model: Option<String>,

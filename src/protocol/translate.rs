@@ -52,6 +52,19 @@ pub struct KeptReply {
 #[error("the upstream's reply could not be translated: {0}")]
 pub struct Untranslatable(pub String);
 
+/// Chat's word, as JSON, for how much the model should think; `None`: it is no level of any protocol.
+pub(super) fn chat_effort(level: &str) -> Option<&'static str> {
+    Some(match level {
+        "none" => r#""none""#,
+        "minimal" => r#""minimal""#,
+        "low" => r#""low""#,
+        "medium" => r#""medium""#,
+        // Chat's highest level that every engine knows.
+        "high" | "xhigh" | "max" => r#""high""#,
+        _ => return None,
+    })
+}
+
 /// Writes one reply in the harness's protocol. Either [`body`](Self::body) is called once, or
 /// [`chunk`](Self::chunk) for every event, then [`end`](Self::end).
 pub trait ReplyWriter: Send + Sync {

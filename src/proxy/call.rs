@@ -1,6 +1,7 @@
 //! A model call: from the request over its attempts upstream to the relay that answers it.
 
 mod admission;
+mod again;
 mod found;
 mod native;
 
@@ -29,14 +30,14 @@ use super::relay::Relay;
 use super::routes::Route;
 use super::session::Session;
 use super::stop::Stop;
-use super::{Inner, Shared, failures, identify, reply, retry, whole};
+use super::{Inner, Shared, failures, identify, reply, whole};
 use crate::config::Relay as RelayChoice;
 use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::json;
-use crate::record::{CallId, CallStatus, ClientApi, SinkError, UpstreamKind};
+use crate::record::{CallId, CallStatus, ClientApi};
 use crate::upstream::dialect::{self, Approach, Prepared, SamplingPlan, Wanted};
-use crate::upstream::{self, Capabilities, UpstreamError, UpstreamReply};
+use crate::upstream::{self, Additions, Capabilities, UpstreamError, UpstreamReply};
 
 /// The answer of an upstream, on its way.
 pub(super) type Sending = Pin<Box<dyn Future<Output = Result<UpstreamReply, UpstreamError>> + Send>>;
@@ -88,7 +89,8 @@ async fn serve(
     if inner.closing.is_cancelled() {
         return Err(closing());
     }
-    let body = read_body(body, inner.options.max_body_bytes).await?;
+    let headers = identify::without_token(inner, headers);
+    let body = read_body(&headers, body, inner.options.max_body_bytes).await?;
     let route = {
         let trainers = identify::trainers(inner, &shared.door, path_session, &headers)?;
         inner.routes.find(inner, api, face::asked_model(&body).as_deref(), trainers.as_deref())?
@@ -135,7 +137,7 @@ async fn serve(
     match refused {
         None => rejoin::answered(attendance, Box::pin(call.run(face))).await,
         Some(refused) => {
-            let attempt = Attempt { number: 1, first: None, is_plain: false };
+            let attempt = Attempt { number: 1, first: None, additions: Additions::All };
             call.refused(&attempt, &face, &refused).await
         }
     }
@@ -167,8 +169,8 @@ struct Call {
 struct Attempt {
     number: u16,
     first: Option<CallId>,
-    /// Without what lego adds for capture, which the upstream refused.
-    is_plain: bool,
+    /// Less than all of them where the upstream refused some.
+    additions: Additions,
 }
 
 impl Call {
@@ -178,8 +180,8 @@ impl Call {
         } else {
             self.capabilities(&face).await
         };
-        let is_plain = self.route.upstream.refuses_additions(self.upstream_model());
-        let mut attempt = Attempt { number: 1, first: None, is_plain };
+        let additions = self.route.upstream.additions(self.upstream_model());
+        let mut attempt = Attempt { number: 1, first: None, additions };
         loop {
             if attempt.number > 1 {
                 let turn = tokio::select! {
@@ -197,7 +199,7 @@ impl Call {
                 self.inner.measures.added_to_request.record(self.received.elapsed());
             }
             let mut sending = self.send(&face, &recorder);
-            let first = tokio::select! {
+            let mut first = tokio::select! {
                 biased;
                 ended = self.abort.cancelled() => {
                     return Ok(whole::fail(recorder, &face, ended.status, &ended.error).await);
@@ -208,9 +210,11 @@ impl Call {
                     return Ok(self.answer_early(recorder, face, sending));
                 }
             };
-            let Some((pause, is_plain)) = self.again(&attempt, &mut face, &first, recorder.call_id) else {
-                if attempt.is_plain && first.as_ref().is_ok_and(|reply| reply.status.is_success()) {
-                    self.route.upstream.set_refuses_additions(self.upstream_model());
+            let again = self.again(&attempt, &mut face, &recorder, &mut first).await;
+            let Some((pause, additions)) = again else {
+                let is_success = first.as_ref().is_ok_and(|reply| reply.status.is_success());
+                if attempt.additions != Additions::All && is_success {
+                    self.route.upstream.set_additions(self.upstream_model(), attempt.additions);
                 }
                 return Ok(self.answer(recorder, face, first).await);
             };
@@ -220,7 +224,7 @@ impl Call {
             }
             self.inner.measures.retries.increment(1);
             let next = attempt.number.saturating_add(1);
-            attempt = Attempt { number: next, first: attempt.first.or(Some(call_id)), is_plain };
+            attempt = Attempt { number: next, first: attempt.first.or(Some(call_id)), additions };
             tokio::select! {
                 // The next attempt's record says so.
                 _ = self.abort.cancelled() => {}
@@ -262,10 +266,13 @@ impl Call {
         let approach = Approach {
             capabilities,
             routing: self.route.upstream.routing_hint().is_some() && is_chat,
+            usage: attempt.additions != Additions::Nothing,
             relay: if is_chat { inner.options.relay } else { RelayChoice::Live },
         };
-        let wanted = self.route.wanted;
-        let wanted = if attempt.is_plain { Wanted { token_ids: false, logprobs: false } } else { wanted };
+        let wanted = match attempt.additions {
+            Additions::All => self.route.wanted,
+            Additions::Usage | Additions::Nothing => Wanted { token_ids: false, logprobs: false },
+        };
         dialect::prepare(approach, wanted, self.plan, &self.request, model)
     }
 
@@ -300,7 +307,7 @@ impl Call {
         recorder.conversation_id = self.attendance.conversation_id.clone();
         (recorder.client_name, recorder.client_version) = identify::client_name(&self.headers);
         recorder.kind = identify::kind(recorder.kind, &self.headers, &self.request);
-        if attempt.is_plain {
+        if attempt.additions != Additions::All {
             recorder.more_reasons.push("capture_refused_by_upstream".to_owned());
         }
         // Where the parameters say so by themselves, so does the verdict.
@@ -333,67 +340,6 @@ impl Call {
             let _ = version_at_start.set(route.version_now(&inner, &session));
             route.upstream.send(Method::POST, path, query.as_deref(), &headers, body).await
         })
-    }
-
-    /// The pause before another try, and whether that one goes without what lego adds.
-    fn again(
-        &self,
-        attempt: &Attempt,
-        face: &mut Face,
-        first: &Result<UpstreamReply, UpstreamError>,
-        call_id: CallId,
-    ) -> Option<(Duration, bool)> {
-        if self.is_without_native(face, first) {
-            return Some((Duration::ZERO, attempt.is_plain));
-        }
-        let (status, headers) = match first {
-            Ok(reply) if reply.status.is_success() => return None,
-            Ok(reply) => (Some(reply.status), Some(&reply.headers)),
-            // Whoever let a whole first-byte limit pass is not asked again.
-            Err(error) if error.is_timeout() => return None,
-            Err(_) => (None, None),
-        };
-        // A gateway may refuse what lego adds for capture: the client still gets its reply. vLLM and the embedded
-        // engine ignore unknown keys.
-        let is_refusal = status.is_some_and(|status| matches!(status.as_u16(), 400 | 422));
-        if is_refusal
-            && !attempt.is_plain
-            && self.route.wanted.logprobs
-            && self.route.upstream.kind() == UpstreamKind::Openai
-        {
-            return Some((Duration::ZERO, true));
-        }
-        let status = status.map(|status| status.as_u16());
-        let next = attempt.number.saturating_add(1);
-        let pause = retry::pause(self.route.retries, next, status, headers, call_id)?;
-        Some((pause, attempt.is_plain))
-    }
-
-    /// Records an attempt that is followed by another.
-    async fn give_up(
-        &self,
-        mut recorder: Recorder,
-        first: Result<UpstreamReply, UpstreamError>,
-    ) -> Result<(), SinkError> {
-        recorder.is_retried = true;
-        let inner = &self.inner;
-        let (status, message) = match first {
-            Ok(UpstreamReply { status, body, .. }) => {
-                recorder.http_status = status.as_u16();
-                let upstream = &self.route.upstream;
-                match whole::read(upstream, body, inner.options.stream_buffer_bytes, &self.abort).await {
-                    Ok(text) => {
-                        let clean = upstream.without_key(text);
-                        recorder.error_body(&clean);
-                        let error = whole::upstream_error(&self.route, status.as_u16(), &clean);
-                        (CallStatus::UpstreamError, error.message)
-                    }
-                    Err(bad) => (bad.status, bad.error.message),
-                }
-            }
-            Err(error) => (CallStatus::UpstreamError, error.to_string()),
-        };
-        recorder.commit(status, Some(message)).await
     }
 
     async fn answer(

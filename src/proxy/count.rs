@@ -61,7 +61,8 @@ async fn count(
 ) -> Result<Bytes, Failed> {
     let inner = &shared.inner;
     let trainers = identify::trainers(inner, &shared.door, session, headers)?;
-    let body = body::read_body(body, inner.options.max_body_bytes).await?;
+    let headers = &identify::without_token(inner, headers.clone());
+    let body = body::read_body(headers, body, inner.options.max_body_bytes).await?;
     let api = ClientApi::AnthropicMessages;
     let asked = face::asked_model(&body);
     let route = inner.routes.find(inner, api, asked.as_deref(), trainers.as_deref())?;

@@ -8,8 +8,17 @@ use axum::response::Response;
 use http::header;
 use sha2::{Digest, Sha256};
 
+use super::identify::Door;
 use super::{Inner, Shared, identify, reply};
 use crate::protocol::error::{ApiError, ErrorType};
+
+/// Refuses a `Host` or an `Origin` that is not this proxy's own, unless what calls is asked for the client token: no web
+/// page knows that, and a proxy beyond loopback has names that only its callers know (`host.docker.internal`, a
+/// service's name).
+pub(super) async fn foreign(state: State<Shared>, request: Request, next: Next) -> Response {
+    let asks_token = state.inner.options.client_token.is_some() && matches!(state.door, Door::Public);
+    if asks_token { next.run(request).await } else { host(state, request, next).await }
+}
 
 /// Refuses a `Host` or an `Origin` that is not this proxy's own: a web page that makes a browser call a local port
 /// gives itself away by one or the other.
@@ -45,7 +54,7 @@ pub(super) async fn token(State(shared): State<Shared>, request: Request, next: 
     let message = "this proxy asks for its client token as API key (the value of the variable named in \
                    proxy.client_token_env)";
     let error = ApiError::new(401, ErrorType::Authentication, "bad_client_token", message);
-    reply::error(reply::api_of(request.uri().path()), &error)
+    reply::error(reply::api_of(request.uri().path(), request.headers()), &error)
 }
 
 fn is_own(inner: &Inner, authority: &str) -> bool {
@@ -66,5 +75,5 @@ fn refuse(request: &Request, header: &str) -> Response {
         "the {header} header names another place than this proxy; call it by its address or as localhost"
     );
     let error = ApiError::new(403, ErrorType::InvalidRequest, "foreign_host", message);
-    reply::error(reply::api_of(request.uri().path()), &error)
+    reply::error(reply::api_of(request.uri().path(), request.headers()), &error)
 }

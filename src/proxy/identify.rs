@@ -70,6 +70,29 @@ pub(super) fn has_session_key(inner: &Inner, headers: &HeaderMap) -> bool {
     })
 }
 
+/// A token that is shorter may be a part of anything.
+const LEAST_TOKEN: usize = 8;
+
+/// The headers without those that hold the client token, which is nobody else's: what is left may be sent upstream and
+/// recorded. Sessions' keys are left out where headers are sent.
+pub(super) fn without_token(inner: &Inner, mut headers: HeaderMap) -> HeaderMap {
+    let Some(token) =
+        inner.options.client_token.as_deref().map(str::as_bytes).filter(|token| !token.is_empty())
+    else {
+        return headers;
+    };
+    let holds = |value: &[u8]| match token.len() {
+        0..LEAST_TOKEN => value == token,
+        _ => value.windows(token.len()).any(|part| part == token),
+    };
+    let named: Vec<_> =
+        headers.iter().filter(|(_, value)| holds(value.as_bytes())).map(|(name, _)| name.clone()).collect();
+    for name in named {
+        headers.remove(name);
+    }
+    headers
+}
+
 /// Headers by which a sub-agent tells itself apart within its harness's conversation.
 const AGENT_HEADERS: [&str; 2] = ["x-claude-code-agent-id", "x-openai-subagent"];
 
@@ -87,7 +110,10 @@ fn short<'a>(headers: &'a HeaderMap, names: &[&str]) -> Option<&'a str> {
 /// The harness's own id for the conversation; a sub-agent's has its own id behind a slash.
 pub(super) fn conversation_id(headers: &HeaderMap) -> Option<String> {
     // A session's key may be given as its name: its secret must not be recorded.
-    let id = |names: &[&str]| short(headers, names).map(|name| named(name).0);
+    let id = |names: &[&str]| {
+        let id = short(headers, names).map(|name| named(name).0);
+        id.filter(|id| !crate::upstream::has_session_key(id.as_bytes()))
+    };
     match (id(&CONVERSATION_HEADERS), id(&AGENT_HEADERS)) {
         (Some(conversation), Some(agent)) => Some(format!("{conversation}/{agent}")),
         (one, other) => one.or(other).map(str::to_owned),

@@ -66,7 +66,6 @@ use axum::routing::{get, post};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceBuilder;
-use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::record::{CallSink, ClientApi, SessionId};
 use crate::upstream::Upstream;
@@ -97,9 +96,9 @@ pub enum ProxyError {
 fn layered(routes: Router<Shared>, state: Shared) -> Router {
     let layers = ServiceBuilder::new()
         // A bug answers 500 in the client's protocol instead of closing the connection.
-        .layer(CatchPanicLayer::custom(reply::panicked))
+        .layer(middleware::from_fn(reply::caught))
         // Web pages and rebound names do not get in.
-        .layer(middleware::from_fn_with_state(state.clone(), guard::host))
+        .layer(middleware::from_fn_with_state(state.clone(), guard::foreign))
         // axum's 2 MiB would cut long sessions off: the limit is the configuration's, told in the client's protocol.
         .layer(DefaultBodyLimit::disable());
     routes

@@ -8,15 +8,17 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method, StatusCode, Uri, header};
 use serde_json::{Value, json};
 
-use super::{Shared, identify, reply};
+use super::routes::Route;
+use super::{Shared, identify, reply, whole};
+use crate::config;
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::record::{ClientApi, UpstreamKind};
-use crate::upstream::{self, Upstream, UpstreamReply};
+use crate::upstream::{self, UpstreamReply};
 
 const MAX_MODELS_BYTES: usize = 4 * 1024 * 1024;
 const READY_LIMIT: Duration = Duration::from_secs(5);
 
-/// `GET /v1/models`: the upstream's list; with routes, their names before those of the default upstream.
+/// `GET /v1/models`: the upstream's list; before it the names of routes, and those that `proxy.model_map` has.
 pub(super) async fn models(
     State(shared): State<Shared>,
     path: Option<Path<String>>,
@@ -26,33 +28,38 @@ pub(super) async fn models(
     let named = path.as_ref().map(|Path(session)| session.as_str());
     // Who names no open session sees the routes that need none.
     let session = identify::trainers(inner, &shared.door, named, &headers).ok().flatten();
-    // Clients of Anthropic's protocol say its version with every request.
-    let is_anthropic = headers.contains_key("anthropic-version");
-    let own = inner.routes.served(inner, session.as_deref());
+    let is_anthropic = reply::is_anthropic(&headers);
+    let api = if is_anthropic { ClientApi::AnthropicMessages } else { ClientApi::OpenaiChat };
+    let headers = identify::without_token(inner, headers);
+    let served = inner.routes.served(inner, session.as_deref());
+    let mut own: Vec<&str> = served.into_iter().filter(|name| !config::is_beginning(name)).collect();
     let default = inner.routes.default();
     let listed = match default {
-        Some(route) => ask_models(&route.upstream, &headers).await,
-        None => Ok((StatusCode::OK, HeaderMap::new(), Bytes::new())),
+        Some(route) => ask_models(route, &headers).await,
+        None => Ok((HeaderMap::new(), Bytes::new())),
     };
+    // Routes are there whether the default upstream answers or not.
+    let listed = match listed {
+        Err(error) if own.is_empty() => return reply::error(api, &error),
+        listed => listed.ok(),
+    };
+    if default.is_some() {
+        let aliases: Vec<&str> = inner.options.aliases().filter(|name| !own.contains(name)).collect();
+        own.extend(aliases);
+    }
     let speaks_it = default.is_some_and(|route| route.upstream.kind() == UpstreamKind::Anthropic);
     match listed {
-        // Routes are there whether the default upstream answers or not.
-        listed if !own.is_empty() || default.is_none() => {
-            let theirs = listed.ok().filter(|(status, ..)| status.is_success()).map(|(.., body)| body);
-            let list = joined(&own, inner.routes.since, &theirs.unwrap_or_default());
+        Some((headers, body)) if own.is_empty() && default.is_some() => {
+            let read = if is_anthropic && !speaks_it { anthropic_models(&body) } else { None };
+            reply::whole(StatusCode::OK, headers, read.unwrap_or(body))
+        }
+        listed => {
+            let theirs = listed.map(|(_, body)| body).unwrap_or_default();
+            let list = joined(&own, inner.routes.since, &theirs);
             let list = if is_anthropic { anthropic_models(&list).unwrap_or(list) } else { list };
             let mut headers = HeaderMap::new();
             headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
             reply::whole(StatusCode::OK, headers, list)
-        }
-        Ok((status, headers, body)) if status.is_success() && is_anthropic && !speaks_it => {
-            let body = anthropic_models(&body).unwrap_or(body);
-            reply::whole(status, headers, body)
-        }
-        Ok((status, headers, body)) => reply::whole(status, headers, body),
-        Err(message) => {
-            let error = ApiError::new(502, ErrorType::Upstream, "upstream_error", message);
-            reply::error(ClientApi::OpenaiChat, &error)
         }
     }
 }
@@ -94,21 +101,24 @@ fn anthropic_models(list: &[u8]) -> Option<Bytes> {
     ))
 }
 
-async fn ask_models(
-    upstream: &Upstream,
-    headers: &HeaderMap,
-) -> Result<(StatusCode, HeaderMap, Bytes), String> {
+/// The models of a route's upstream.
+async fn ask_models(route: &Route, headers: &HeaderMap) -> Result<(HeaderMap, Bytes), ApiError> {
+    let upstream = &*route.upstream;
+    let failed = |message: String| ApiError::new(502, ErrorType::Upstream, "upstream_error", message);
     let sent = upstream.send(Method::GET, "/models", None, headers, Bytes::new()).await;
-    let UpstreamReply { status, headers, mut body } = sent.map_err(|error| error.to_string())?;
+    let UpstreamReply { status, headers, mut body } = sent.map_err(|error| whole::no_reply(&error).1)?;
     let mut text = BytesMut::new();
     while let Some(piece) = body.next(MAX_MODELS_BYTES).await {
-        text.extend_from_slice(&piece.map_err(|error| error.to_string())?);
+        text.extend_from_slice(&piece.map_err(|error| failed(error.to_string()))?);
         if text.len() > MAX_MODELS_BYTES {
-            return Err("the upstream's list of models is longer than 4 MiB".to_owned());
+            return Err(failed("the upstream's list of models is longer than 4 MiB".to_owned()));
         }
     }
-    let headers = upstream::forward_reply_headers(&headers);
-    Ok((status, headers, upstream.without_key(text.freeze())))
+    let text = upstream.without_key(text.freeze());
+    if !status.is_success() {
+        return Err(whole::upstream_error(route, status.as_u16(), &text));
+    }
+    Ok((upstream::forward_reply_headers(&headers), text))
 }
 
 /// `GET /v1/responses`: Codex asks for a WebSocket. By this status it uses `POST` at once; another makes it ask again.
@@ -130,10 +140,9 @@ pub(super) async fn readyz(State(shared): State<Shared>) -> Response {
     }
     let headers = HeaderMap::new();
     for route in shared.inner.routes.needed() {
-        let problem = match tokio::time::timeout(READY_LIMIT, ask_models(&route.upstream, &headers)).await {
-            Ok(Ok((status, _, _))) if status.is_success() => continue,
-            Ok(Ok((status, _, _))) => format!("the upstream answers {status}\n"),
-            Ok(Err(message)) => format!("{message}\n"),
+        let problem = match tokio::time::timeout(READY_LIMIT, ask_models(route, &headers)).await {
+            Ok(Ok(_)) => continue,
+            Ok(Err(error)) => format!("{}\n", error.message),
             Err(_) => "the upstream does not answer\n".to_owned(),
         };
         let problem = match &route.name {
@@ -151,12 +160,12 @@ pub(super) async fn metrics(State(shared): State<Shared>) -> Response {
         Some(render) => {
             ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], render()).into_response()
         }
-        None => not_found(Method::GET, Uri::from_static("/metrics")).await,
+        None => not_found(Method::GET, Uri::from_static("/metrics"), HeaderMap::new()).await,
     }
 }
 
 /// What does not exist, with a hint.
-pub(super) async fn not_found(method: Method, uri: Uri) -> Response {
+pub(super) async fn not_found(method: Method, uri: Uri, headers: HeaderMap) -> Response {
     let path = uri.path();
     let hint = if path.contains("/v1/v1") || path.contains("//") {
         "the base URL has a /v1 or a slash too many"
@@ -167,7 +176,10 @@ pub(super) async fn not_found(method: Method, uri: Uri) -> Response {
          /v1/messages/count_tokens and GET /v1/models"
     };
     let message = format!("there is no {method} {path} here: {hint}");
-    reply::error(reply::api_of(path), &ApiError::new(404, ErrorType::NotFound, "not_found", message))
+    reply::error(
+        reply::api_of(path, &headers),
+        &ApiError::new(404, ErrorType::NotFound, "not_found", message),
+    )
 }
 
 #[cfg(test)]

@@ -21,7 +21,8 @@ pub enum Mode {
     StandAlone {
         /// Whether lego replaces the harness's sampling.
         sampling: SessionSampling,
-        /// Names that harnesses ask for, and the upstream's name for each; others pass through.
+        /// Names that harnesses ask for, or beginnings of them ([`config::fitting`]), and the upstream's name for each;
+        /// others pass through.
         model_map: BTreeMap<String, String>,
     },
     /// Only those of sessions that a trainer opened. Every name is answered by this model of the upstream's.
@@ -79,7 +80,7 @@ pub struct ProxyOptions {
     pub retry_grace: Duration,
     /// Stand-alone: a session that has been idle for longer is ended.
     pub session_idle: Option<Duration>,
-    /// Names under which the proxy may be called besides loopback ones.
+    /// Names under which the proxy may be called besides loopback ones, where it asks for no client token.
     pub allowed_hosts: Vec<String>,
     /// Clients must send this as their API key.
     pub client_token: Option<String>,
@@ -150,10 +151,20 @@ impl ProxyOptions {
         Self::new(Mode::Trainer { policy_model: policy_model.into() })
     }
 
+    /// Names besides the upstream's own that the default upstream answers.
+    pub(super) fn aliases(&self) -> impl Iterator<Item = &str> {
+        let model_map = match &self.mode {
+            Mode::StandAlone { model_map, .. } => Some(model_map),
+            Mode::Trainer { .. } => None,
+        };
+        let names = model_map.into_iter().flat_map(BTreeMap::keys).map(String::as_str);
+        names.filter(|name| !config::is_beginning(name))
+    }
+
     /// The upstream's model for a requested name; `None`: the name passes through.
     pub(super) fn upstream_model(&self, requested: &str) -> Option<&str> {
         match &self.mode {
-            Mode::StandAlone { model_map, .. } => model_map.get(requested).map(String::as_str),
+            Mode::StandAlone { model_map, .. } => config::fitting(model_map, requested).map(String::as_str),
             Mode::Trainer { policy_model } => Some(policy_model),
         }
     }

@@ -1,8 +1,8 @@
 //! When a call is sent upstream again: only while its client has not had a byte of the reply.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use http::{HeaderMap, header};
+use http::{HeaderMap, HeaderName, header};
 
 use super::options::Retries;
 use crate::record::CallId;
@@ -42,12 +42,17 @@ fn jittered(next: u16, call_id: CallId) -> Duration {
     full / 2 + full / 2 * (random % 1000) / 1000
 }
 
-/// `retry-after-ms`, or `Retry-After` in seconds. A date is not read: its clock is not ours.
+/// `retry-after-ms`, or `Retry-After` in seconds or as a date. The upstream's clock is not ours: a date is counted from
+/// the reply's own where it has one. What is over says nothing.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = |name: &str| headers.get(name)?.to_str().ok()?.trim().parse::<f64>().ok();
-    let seconds =
-        text("retry-after-ms").map(|ms| ms / 1000.0).or_else(|| text(header::RETRY_AFTER.as_str()))?;
-    Duration::try_from_secs_f64(seconds).ok()
+    let seconds = text("retry-after-ms").map(|ms| ms / 1000.0).or_else(|| text(header::RETRY_AFTER.as_str()));
+    if let Some(seconds) = seconds {
+        return Duration::try_from_secs_f64(seconds).ok();
+    }
+    let date = |name: HeaderName| httpdate::parse_http_date(headers.get(name)?.to_str().ok()?.trim()).ok();
+    let until = date(header::RETRY_AFTER)?;
+    until.duration_since(date(header::DATE).unwrap_or_else(SystemTime::now)).ok()
 }
 
 #[cfg(test)]
@@ -87,6 +92,14 @@ mod tests {
         for odd in ["-1", "nan", "inf", "Fri, 31 Dec 1999 23:59:59 GMT"] {
             assert!(wait(&after("retry-after", odd)).expect("a retry") <= FIRST_PAUSE, "{odd}");
         }
+        let mut dated = after("retry-after", "Fri, 31 Dec 1999 23:59:59 GMT");
+        dated.insert("date", "Fri, 31 Dec 1999 23:59:39 GMT".parse().expect("header"));
+        assert_eq!(wait(&dated), Some(Duration::from_secs(20)), "by the upstream's clock");
+        dated.insert("date", "Fri, 31 Dec 1999 23:59:28 GMT".parse().expect("header"));
+        assert_eq!(wait(&dated), None, "longer than is waited for");
+        dated.insert("date", "Sat, 01 Jan 2000 00:00:00 GMT".parse().expect("header"));
+        assert!(wait(&dated).expect("a retry") <= FIRST_PAUSE);
+        assert_eq!(wait(&after("retry-after", "Fri, 31 Dec 9999 23:59:59 GMT")), None, "by ours");
         let many = Retries { most: u16::MAX, ..RETRIES };
         assert_eq!(pause(many, u16::MAX, None, None, id).map(|p| p <= LONGEST_PAUSE), Some(true));
     }

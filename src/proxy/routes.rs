@@ -4,7 +4,7 @@
 //! in a session that was opened for a judge or a teacher those of its kind: what runs in a trial's sandbox does not
 //! reach the judge that grades it, nor a teacher that would do its task.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -211,8 +211,9 @@ impl Route {
 /// All routes of a proxy.
 pub(super) struct Routes {
     default: Option<Arc<Route>>,
-    by_model: HashMap<String, Arc<Route>>,
-    /// In the order in which they are listed.
+    /// By names, or beginnings of them.
+    by_model: BTreeMap<String, Arc<Route>>,
+    /// The same names, in the order in which they are listed.
     models: Vec<String>,
     /// When this proxy began, in seconds since the Unix epoch.
     pub(super) since: u64,
@@ -233,7 +234,7 @@ impl Routes {
             };
             Arc::new(Route::new(options, None, route))
         });
-        let (mut by_model, mut models) = (HashMap::new(), Vec::new());
+        let (mut by_model, mut models) = (BTreeMap::new(), Vec::new());
         for route in routes {
             let names = route.models.clone();
             let route = Arc::new(Route::new(options, Some(route.name.clone()), route));
@@ -259,7 +260,7 @@ impl Routes {
         }
     }
 
-    /// The routes' model names that a client may ask for. `session`: it is a trainer's.
+    /// The routes' model names, and beginnings of names, that a client may ask for. `session`: it is a trainer's.
     pub(super) fn served<'a>(&'a self, inner: &'a Inner, session: Option<&'a Session>) -> Vec<&'a str> {
         let is_served = |model: &&String| {
             self.by_model.get(*model).is_some_and(|route| is_reached(inner, session, route))
@@ -278,7 +279,7 @@ impl Routes {
         model: Option<&str>,
         session: Option<&Session>,
     ) -> Result<Arc<Route>, ApiError> {
-        let named = model.and_then(|model| self.by_model.get(model));
+        let named = model.and_then(|model| config::fitting(&self.by_model, model));
         let named = named.filter(|route| is_reached(inner, session, route));
         if let Some(route) = named.or(self.default.as_ref()) {
             return Ok(Arc::clone(route));

@@ -26,6 +26,8 @@ const BACKLOG: u32 = 4096;
 const HEAD_LIMIT: Duration = Duration::from_secs(60);
 /// Bytes of a reply that a connection takes ahead of its client, and of a request's head. By itself hyper takes 400 kB.
 const BUFFER_BYTES: usize = 32 << 10;
+/// Most headers of a request: clients behind gateways have many. Of more, hyper says 431 without a word.
+const MAX_HEADERS: usize = 256;
 /// Connections get this long to send what is on its way after their calls were ended.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 
@@ -143,7 +145,11 @@ async fn connection(stream: TcpStream, router: Router, ending: Ending, patience:
     let router = ServiceExt::<Request<Incoming>>::map_response(router, move |reply| answers.answers(reply));
     let service = TowerToHyperService::new(router);
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).max_buf_size(BUFFER_BYTES);
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_LIMIT)
+        .max_buf_size(BUFFER_BYTES)
+        .max_headers(MAX_HEADERS);
     let mut watch = Watch::new(link.clone(), patience);
     let serving = builder.serve_connection(TokioIo::new(Noted::new(stream, link)), service);
     let mut serving = std::pin::pin!(serving);

@@ -88,12 +88,9 @@ pub(super) async fn fail(
 
 /// How a call ends to which no reply began.
 pub(super) fn no_reply(error: &UpstreamError) -> (CallStatus, ApiError) {
-    let (status, code, name) = if error.is_timeout() {
-        (CallStatus::Timeout, 504, "upstream_timeout")
-    } else {
-        (CallStatus::UpstreamError, 502, "upstream_unreachable")
-    };
-    (status, ApiError::new(code, ErrorType::Upstream, name, error.to_string()))
+    let (status, code) =
+        if error.is_timeout() { (CallStatus::Timeout, 504) } else { (CallStatus::UpstreamError, 502) };
+    (status, ApiError::new(code, ErrorType::Upstream, error.code(), error.to_string()))
 }
 
 /// What an upstream's error answer says. Where it refuses the key, the message names where the key is from.

@@ -1,5 +1,6 @@
 //! The body of a reply, whatever carries it.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -22,6 +23,8 @@ pub struct UpstreamBody {
     source: Source,
     /// `None`: its bytes are the reply's.
     unpacker: Option<Box<Unpacker>>,
+    /// What was read already and not taken yet.
+    ahead: Option<Box<VecDeque<Result<Bytes, BodyError>>>>,
     is_over: bool,
 }
 
@@ -46,7 +49,7 @@ impl UpstreamBody {
     }
 
     const fn of(source: Source) -> Self {
-        Self { source, unpacker: None, is_over: false }
+        Self { source, unpacker: None, ahead: None, is_over: false }
     }
 
     /// The same, unpacked.
@@ -54,8 +57,32 @@ impl UpstreamBody {
         Self { unpacker: unpacker.map(Box::new), ..self }
     }
 
+    /// The first bytes, at least `most` of them if there are so many; [`next`](Self::next) gives them again. What has
+    /// come by the time that this is cancelled is not lost.
+    pub async fn peek(&mut self, most: usize) -> Vec<u8> {
+        let mut seen = Vec::new();
+        while seen.len() < most {
+            let Some(piece) = self.read(most).await else { break };
+            if let Ok(piece) = &piece {
+                seen.extend_from_slice(piece);
+            }
+            self.ahead.get_or_insert_default().push_back(piece);
+        }
+        seen
+    }
+
     /// The next bytes, up to about `max` of them joined; `None` at the end. Nothing is read ahead of this call.
     pub async fn next(&mut self, max: usize) -> Option<Result<Bytes, BodyError>> {
+        if let Some(ahead) = &mut self.ahead {
+            if let Some(piece) = ahead.pop_front() {
+                return Some(piece);
+            }
+            self.ahead = None;
+        }
+        self.read(max).await
+    }
+
+    async fn read(&mut self, max: usize) -> Option<Result<Bytes, BodyError>> {
         loop {
             if self.is_over {
                 return None;
@@ -96,5 +123,34 @@ impl UpstreamBody {
                 }
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_was_looked_at_comes_again() {
+        let pieces =
+            ["ab", "cd", "ef"].map(|piece| Ok(http_body::Frame::data(Bytes::from_static(piece.as_bytes()))));
+        let failed = Err(std::io::Error::other("gone"));
+        let stream = futures_util::stream::iter(pieces.into_iter().chain([failed]));
+        let mut body = UpstreamBody::other(http_body_util::StreamBody::new(stream));
+        assert_eq!(body.peek(3).await, b"abcd");
+        let mut text = Vec::new();
+        let error = loop {
+            match body.next(100).await.expect("an error before the end") {
+                Ok(piece) => text.extend_from_slice(&piece),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((text.as_slice(), error.to_string().contains("gone")), (b"abcdef".as_slice(), true));
+        let failed =
+            futures_util::stream::iter([Err::<http_body::Frame<Bytes>, _>(std::io::Error::other("gone"))]);
+        let mut body = UpstreamBody::other(http_body_util::StreamBody::new(failed));
+        assert_eq!(body.peek(3).await, b"");
+        assert!(body.next(100).await.expect("the error").is_err());
+        assert!(body.next(100).await.is_none());
     }
 }

@@ -9,7 +9,8 @@
 //!
 //! SGLang's native endpoint is asked otherwise: [`sglang_request`](super::sglang_request).
 //!
-//! All are asked for `logprobs`; a gateway that refuses them is asked again without. Expert routing comes in whole
+//! All are asked for `logprobs`. A server that refuses what is added is asked again without
+//! ([`after_refusal`](super::after_refusal)). Expert routing comes in whole
 //! replies only: vLLM sends it when its server was started so, SGLang when asked (`return_routed_experts`).
 //! [`Capabilities`] says which release it is; what a reply lacks all the same, its verdict says.
 
@@ -93,6 +94,8 @@ pub struct Approach {
     pub capabilities: Capabilities,
     /// Expert routing is to be captured where there is any.
     pub routing: bool,
+    /// The usage of streams is asked for.
+    pub usage: bool,
     /// `live` and `destreamed` bind; otherwise a stream is asked for as one unless that would lose something.
     pub relay: Relay,
 }
@@ -100,7 +103,7 @@ pub struct Approach {
 impl From<UpstreamKind> for Approach {
     /// Nothing is known but the kind, and streams pass live.
     fn from(kind: UpstreamKind) -> Self {
-        Self { capabilities: Capabilities::assumed(kind), routing: false, relay: Relay::Live }
+        Self { capabilities: Capabilities::assumed(kind), routing: false, usage: true, relay: Relay::Live }
     }
 }
 
@@ -174,7 +177,7 @@ pub fn prepare(
         edits.remove.extend(request.has("stream_options").then_some("stream_options"));
         // The client's stream has no place for what only bodies have.
         edits.cut.routed_experts = edits.cut.routed_experts.or(Some(Unasked::Null));
-    } else if upstream_is_stream && !request.asks_usage && kind != UpstreamKind::Anthropic {
+    } else if upstream_is_stream && approach.usage && !request.asks_usage && kind != UpstreamKind::Anthropic {
         edits.set.push(("stream_options", with_usage(request)));
         edits.cut.usage = true;
     }

@@ -77,7 +77,7 @@ fn body(sent: &Prepared) -> Value {
 fn approach(kind: UpstreamKind, change: impl Fn(&mut Capabilities)) -> Approach {
     let mut capabilities = Capabilities::assumed(kind);
     change(&mut capabilities);
-    Approach { capabilities, routing: true, relay: Relay::Auto }
+    Approach { capabilities, routing: true, usage: true, relay: Relay::Auto }
 }
 
 const STREAM: &str =
@@ -324,7 +324,7 @@ fn law_5_a_body_asked_for_in_a_streams_place_leaves_no_trace_of_lego() {
         let path = format!("{}/tests/fixtures/wire/{name}", env!("CARGO_MANIFEST_DIR"));
         let reply = std::fs::read(path).expect("fixture");
         let capabilities = Capabilities::from_reply(kind, 200, &reply).expect("a chat reply");
-        let approach = Approach { capabilities, routing: true, relay: Relay::Auto };
+        let approach = Approach { capabilities, routing: true, usage: true, relay: Relay::Auto };
         for (asked, traces) in [
             (r#"{"model":"m","messages":[],"stream":true}"#, vec![]),
             (r#"{"model":"m","messages":[],"stream":true,"logprobs":true}"#, vec!["logprob\""]),

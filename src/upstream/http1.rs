@@ -1,14 +1,16 @@
 //! HTTP/1.1 as a client speaks it (RFC 9112): a request's head, a response's head, and where its body ends. Pure: bytes
 //! in, bytes out.
 
+use std::mem::MaybeUninit;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
 
 /// Longest head of a response, and longest trailers of one.
 pub const MAX_HEAD_BYTES: usize = 32 << 10;
-/// Most headers of a response.
-const MAX_HEADERS: usize = 100;
+/// Most headers of a response: gateways in a row add theirs.
+const MAX_HEADERS: usize = 256;
 /// Longest line before a chunk: its length and what may be said about it.
 const MAX_CHUNK_LINE: usize = 4 << 10;
 
@@ -74,9 +76,12 @@ impl Head {
     pub fn parse(bytes: &[u8], method: &Method) -> Result<Option<Self>, Malformed> {
         let mut at = 0;
         loop {
-            let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
-            let mut response = httparse::Response::new(&mut headers);
-            let length = match response.parse(&bytes[at..]).map_err(Malformed::Head)? {
+            // Nothing is written to those that there are not.
+            let mut headers = [const { MaybeUninit::uninit() }; MAX_HEADERS];
+            let mut response = httparse::Response::new(&mut []);
+            let config = httparse::ParserConfig::default();
+            let parsed = config.parse_response_with_uninit_headers(&mut response, &bytes[at..], &mut headers);
+            let length = match parsed.map_err(Malformed::Head)? {
                 httparse::Status::Complete(length) => length,
                 httparse::Status::Partial if bytes.len() - at >= MAX_HEAD_BYTES => {
                     return Err(Malformed::LongHead);
@@ -420,6 +425,17 @@ mod tests {
         ] {
             assert_eq!(head(&text).map(|_| ()), Err(why), "{text:.60}");
         }
+    }
+
+    #[test]
+    fn a_head_may_have_many_headers() {
+        let text =
+            format!("HTTP/1.1 200 OK\r\n{}content-length: 5\r\n\r\n", "x: y\r\n".repeat(MAX_HEADERS - 1));
+        let head = head(&text).expect("read").expect("whole");
+        assert_eq!(
+            (head.headers.get_all("x").iter().count(), head.body),
+            (MAX_HEADERS - 1, BodyReader::Length(5))
+        );
     }
 
     #[test]

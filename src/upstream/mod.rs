@@ -12,6 +12,7 @@
 //! Invariants:
 //! - The upstream's key is put in by the transport, replaces whatever the client sent, and appears in no error, log
 //!   line or record.
+//! - No redirect is followed or passed on: conversation and key go to the configured place alone.
 //! - A request body is edited, never re-serialised: keys that lego does not set keep their bytes and order.
 //! - Dropping a reply's body closes its connection, which makes engines abort the request.
 
@@ -19,12 +20,15 @@ mod body;
 mod capabilities;
 mod connect;
 pub mod dialect;
+mod environment;
 mod headers;
 pub mod http1;
 mod key;
 mod native;
 mod pool;
 mod probe;
+mod redirect;
+mod refusals;
 pub mod routing;
 pub mod sglang_completions;
 pub mod sglang_generate;
@@ -36,9 +40,10 @@ mod url;
 pub use body::{BodyError, UpstreamBody};
 pub use capabilities::{Capabilities, IdsChannel, probe_body};
 pub use connect::ConnectError;
-pub use headers::{forward_reply_headers, forward_request_headers};
+pub use headers::{forward_reply_headers, forward_request_headers, has_session_key};
 pub use native::{Native, ROUTE as NATIVE_ROUTE, is_missing, tokenized};
 pub use probe::ProbeExchange;
+pub use refusals::{Additions, after_refusal};
 pub use transport::{Timeouts, Upstream, UpstreamError, UpstreamReply};
 pub use url::{BaseUrl, InvalidUrl};
 

@@ -1,7 +1,5 @@
 //! The ways to an upstream, and the reply's head.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -12,20 +10,18 @@ use tower::ServiceExt;
 
 use super::body::UpstreamBody;
 use super::capabilities::Capabilities;
-use super::headers::forward_request_headers;
+use super::environment::{self, is_set, proxy_variable};
+use super::headers::{forward_request_headers, without_key_parameters};
 use super::key::{self, ApiKey};
 use super::native::{Native, Silence};
 use super::pool::{Pool, PoolError};
 use super::probe::ProbeState;
+use super::redirect;
+use super::refusals::{Additions, Refusals};
 use super::routing::RoutingHint;
 use super::unpack::Unpacker;
 use super::url::{BaseUrl, InvalidUrl, below};
 use crate::record::UpstreamKind;
-
-/// After that time an upstream is asked again for what it refused: it may have been another reason, or another release.
-const REFUSAL_HOLDS: Duration = Duration::from_secs(600);
-/// Most models of which a refusal is remembered: their names are clients' to choose.
-const MAX_REFUSALS: usize = 1000;
 
 /// Longest waits. There is no limit on a whole reply: long answers are healthy.
 #[derive(Debug, Clone, Copy)]
@@ -67,6 +63,13 @@ pub enum UpstreamError {
     FirstByteTimeout { upstream: String, limit: Duration },
     #[error("the upstream at {upstream} broke off before it answered: {cause}")]
     Broken { upstream: String, cause: String },
+    #[error("the upstream at {upstream} answers {status} and points {to}. lego follows no redirect")]
+    Redirect { upstream: String, status: StatusCode, to: String },
+    #[error(
+        "the proxy of the environment variable {variable} cannot be used: {why}. Correct it, unset it, or name the \
+         upstream's host in NO_PROXY and unset it for lego"
+    )]
+    Proxy { variable: &'static str, why: String },
 }
 
 impl UpstreamError {
@@ -74,6 +77,22 @@ impl UpstreamError {
     #[must_use]
     pub const fn is_timeout(&self) -> bool {
         matches!(self, Self::FirstByteTimeout { .. })
+    }
+
+    /// True if another try may end otherwise. Whoever let a whole first-byte limit pass is not asked again.
+    #[must_use]
+    pub const fn may_pass(&self) -> bool {
+        !matches!(self, Self::FirstByteTimeout { .. } | Self::Redirect { .. })
+    }
+
+    /// For programs: the code of the answer to a call that ends with it.
+    #[must_use]
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::FirstByteTimeout { .. } => "upstream_timeout",
+            Self::Redirect { .. } => "upstream_redirect",
+            _ => "upstream_unreachable",
+        }
     }
 }
 
@@ -92,8 +111,7 @@ pub struct Upstream {
     transport: Transport,
     key: Option<ApiKey>,
     timeouts: Timeouts,
-    /// Models for which it refused what lego adds for capture, and when.
-    refusals: Mutex<HashMap<String, Instant>>,
+    refusals: Refusals,
     /// `None`: expert routing is not captured.
     routing_hint: Option<RoutingHint>,
     probe: ProbeState<Capabilities>,
@@ -137,7 +155,11 @@ impl Upstream {
         let base = BaseUrl::parse(base_url)?;
         let key = key.map(|key| ApiKey::new(kind, key)).transpose()?;
         let authorities = authorities.map(certificates).transpose()?.unwrap_or_default();
-        let transport = if base.is_https() || proxy_variable(&base, is_set).is_some() {
+        let proxy = proxy_variable(&base, is_set);
+        if let Some(variable) = proxy {
+            environment::check(variable)?;
+        }
+        let transport = if base.is_https() || proxy.is_some() {
             // A provider may have been installed already: any will do.
             let _ = rustls::crypto::ring::default_provider().install_default();
             let mut builder = reqwest::Client::builder()
@@ -160,7 +182,7 @@ impl Upstream {
             transport,
             key,
             timeouts,
-            refusals: Mutex::default(),
+            refusals: Refusals::default(),
             routing_hint: Some(RoutingHint::default()),
             probe: ProbeState::default(),
             native_probe: ProbeState::default(),
@@ -176,7 +198,7 @@ impl Upstream {
             transport: Transport::InProcess(router),
             key: None,
             timeouts,
-            refusals: Mutex::default(),
+            refusals: Refusals::default(),
             routing_hint: Some(RoutingHint::default()),
             probe: ProbeState::default(),
             native_probe: ProbeState::default(),
@@ -226,31 +248,22 @@ impl Upstream {
         self.timeouts
     }
 
-    /// True if it refused a short time ago what lego adds for capture in calls for this model of its own.
+    /// What calls for this model of its own may have added: less for a while after it refused some of it.
     #[must_use]
-    pub fn refuses_additions(&self, model: &str) -> bool {
-        self.refused_additions(model, Instant::now())
+    pub fn additions(&self, model: &str) -> Additions {
+        self.refusals.taken(model, Instant::now())
     }
 
-    fn refused_additions(&self, model: &str, now: Instant) -> bool {
-        // No other kind is asked without them.
-        if self.kind != UpstreamKind::Openai {
-            return false;
-        }
-        let refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        refusals.get(model).is_some_and(|since| now.saturating_duration_since(*since) < REFUSAL_HOLDS)
-    }
-
-    /// Remembers that it refuses what lego adds for capture in calls for this model of its own.
-    pub fn set_refuses_additions(&self, model: &str) {
-        let now = Instant::now();
-        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        if refusals.len() >= MAX_REFUSALS {
-            refusals.retain(|_, since| now.saturating_duration_since(*since) < REFUSAL_HOLDS);
-        }
-        // A model that is not remembered is asked twice each time, and that is all.
-        if refusals.len() < MAX_REFUSALS || refusals.contains_key(model) {
-            refusals.insert(model.to_owned(), now);
+    /// Remembers that calls for this model of its own are answered with no more than this added.
+    pub fn set_additions(&self, model: &str, taken: Additions) {
+        if self.refusals.set(model, taken, Instant::now()) {
+            tracing::warn!(
+                upstream = %self.name(),
+                model,
+                "the upstream refuses what lego adds to requests for capture (return_token_ids, logprobs, …): it is \
+                 asked without, and nothing can be trained on. If it is not a vLLM or SGLang server, set \
+                 upstream_kind = \"openai\""
+            );
         }
     }
 
@@ -301,6 +314,12 @@ impl Upstream {
         let limit = self.timeouts.first_byte;
         let exchange = self.exchange(method, route, query, client_headers, body);
         match tokio::time::timeout(limit, exchange).await {
+            Ok(Ok(UpstreamReply { status, headers, .. })) if status.is_redirection() => {
+                let name = self.name();
+                let to = Bytes::from(redirect::advice(&name, route, &headers));
+                let to = String::from_utf8_lossy(&self.without_key(to)).into_owned();
+                Err(UpstreamError::Redirect { upstream: name, status, to })
+            }
             Ok(Ok(UpstreamReply { status, mut headers, body })) => {
                 let body = body.unpacked(Unpacker::of(&mut headers));
                 Ok(UpstreamReply { status, headers, body })
@@ -325,7 +344,7 @@ impl Upstream {
             key.insert_into(&mut headers);
         }
         key::complete(self.kind, &mut headers);
-        let query = query.map(without_key_parameter).filter(|query| !query.is_empty());
+        let query = query.map(without_key_parameters).filter(|query| !query.is_empty());
         match &self.transport {
             Transport::Http { base, pool } => {
                 let uri = base.join(route, query.as_deref()).map_err(|error| broken(error.to_string()))?;
@@ -388,27 +407,6 @@ fn certificates(pem: &[u8]) -> Result<Vec<reqwest::Certificate>, UpstreamError> 
     Ok(certificates)
 }
 
-/// The first of the environment's proxies that holds for this URL: never one for this machine. `reqwest` reads them.
-fn proxy_variable(base: &BaseUrl, is_set: impl Fn(&str) -> bool) -> Option<&'static str> {
-    let of_scheme =
-        if base.is_https() { ["HTTPS_PROXY", "https_proxy"] } else { ["HTTP_PROXY", "http_proxy"] };
-    let mut names = of_scheme.into_iter().chain(["ALL_PROXY", "all_proxy"]);
-    names.find(|name| !base.is_loopback() && is_set(name))
-}
-
-fn is_set(variable: &str) -> bool {
-    std::env::var_os(variable).is_some_and(|value| !value.is_empty())
-}
-
-/// Clients of some vendors put their key into the query.
-fn without_key_parameter(query: &str) -> String {
-    let kept = query.split('&').filter(|pair| {
-        let name = pair.split('=').next().unwrap_or_default();
-        !name.is_empty() && !name.eq_ignore_ascii_case("key") && !name.eq_ignore_ascii_case("api_key")
-    });
-    kept.collect::<Vec<_>>().join("&")
-}
-
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -425,43 +423,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_holds_for_its_model_and_for_a_while() {
-        let upstream = Upstream::http("http://127.0.0.1:1", UpstreamKind::Openai, None, Timeouts::default());
-        let upstream = upstream.expect("upstream");
-        let now = Instant::now();
-        assert!(!upstream.refuses_additions("a"));
-        upstream.set_refuses_additions("a");
-        assert!(upstream.refuses_additions("a") && !upstream.refuses_additions("b"));
-        assert!(!upstream.refused_additions("a", now + 2 * REFUSAL_HOLDS));
-        for number in 0..2 * MAX_REFUSALS {
-            upstream.set_refuses_additions(&number.to_string());
-        }
-        assert_eq!(upstream.refusals.lock().expect("whole").len(), MAX_REFUSALS);
-        assert!(upstream.refuses_additions("a"));
-    }
-
-    #[test]
-    fn g04_no_key_is_in_a_debug_output_or_a_query() {
+    fn g04_no_key_is_in_a_debug_output() {
         let key = Some("sk-canary");
         let upstream = Upstream::http("http://127.0.0.1:1", UpstreamKind::Openai, key, Timeouts::default());
         let upstream = upstream.expect("upstream");
         assert_eq!(upstream.without_key(Bytes::from_static(b"sk-canary")), "[redacted]");
         assert!(!format!("{upstream:?}").contains("canary"));
-        assert_eq!(without_key_parameter("api-version=1&key=canary"), "api-version=1");
-    }
-
-    #[test]
-    fn the_environments_proxies_are_for_hosted_upstreams_and_never_for_this_machine() {
-        let goes = |url: &str, set: &'static str| {
-            proxy_variable(&BaseUrl::parse(url).expect("URL"), |name| name == set).is_some()
-        };
-        for set in ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"] {
-            assert!(goes("http://engine.example:8000", set), "{set}");
-            for loopback in ["http://127.0.0.1:8000", "http://localhost:1", "http://[::1]:1"] {
-                assert!(!goes(loopback, set), "{set} {loopback}");
-            }
-        }
-        assert!(!goes("http://engine.example", "NO_PROXY"));
     }
 
     #[test]

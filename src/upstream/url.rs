@@ -1,5 +1,7 @@
 //! The upstream's base URL, however it is spelled.
 
+use std::net::IpAddr;
+
 use http::Uri;
 use http::uri::{Authority, Scheme};
 
@@ -101,12 +103,21 @@ impl BaseUrl {
         self.authority.as_str()
     }
 
-    /// True if the host is this machine: such calls never go through a proxy of the environment.
+    /// True if the host is this machine, however it is written: such calls never go through a proxy of the environment.
+    /// What listens on an unspecified address (`0.0.0.0`) is reached here by that address too.
     #[must_use]
     pub fn is_loopback(&self) -> bool {
-        let (host, _) = self.host_port();
-        host.eq_ignore_ascii_case("localhost")
-            || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+        // It also reads addresses as the system does: `127.1` is `127.0.0.1`.
+        let url = reqwest::Url::parse(&format!("http://{}", self.authority)).ok();
+        let Some(host) = url.as_ref().and_then(reqwest::Url::host_str) else {
+            return false;
+        };
+        let name = host.trim_end_matches('.');
+        let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+        let address = address.map(|address| address.to_canonical());
+        name == "localhost"
+            || name.ends_with(".localhost")
+            || address.is_ok_and(|address| address.is_loopback() || address.is_unspecified())
     }
 }
 
@@ -149,9 +160,32 @@ mod tests {
         assert_eq!(url.to_string(), "http://h/v1/models?a=1");
         let url = BaseUrl::parse("http://h/prefix/v1").expect("URL").join("/../tokenize", None).expect("URL");
         assert_eq!(url.to_string(), "http://h/prefix/tokenize");
-        assert!(BaseUrl::parse("http://localhost:1").expect("URL").is_loopback());
-        assert!(BaseUrl::parse("http://[::1]:1").expect("URL").is_loopback());
-        assert!(!BaseUrl::parse("http://example.org").expect("URL").is_loopback());
+    }
+
+    #[test]
+    fn this_machine_is_known_by_all_its_names() {
+        for (host, is_own) in [
+            ("localhost:1", true),
+            ("LocalHost", true),
+            ("foo.localhost", true),
+            ("a.b.LOCALHOST.:1", true),
+            ("127.0.0.1:1", true),
+            ("127.8.9.1", true),
+            ("127.1", true),
+            ("0.0.0.0:8000", true),
+            ("[::1]:1", true),
+            ("[::]:1", true),
+            ("[::ffff:127.0.0.1]:1", true),
+            ("[::ffff:0.0.0.0]", true),
+            ("[::ffff:10.0.0.1]", false),
+            ("10.0.0.1", false),
+            ("example.org", false),
+            ("localhost.example.org", false),
+            ("notlocalhost", false),
+        ] {
+            let url = BaseUrl::parse(&format!("http://{host}")).expect(host);
+            assert_eq!(url.is_loopback(), is_own, "{host}");
+        }
     }
 
     #[test]

@@ -191,8 +191,15 @@ async fn chat(
         }
         return response;
     }
+    let mut unknown: Vec<&str> =
+        script.unknown.iter().copied().filter(|name| request.get(*name).is_some()).collect();
+    unknown.truncate(if script.names_one { 1 } else { unknown.len() });
     let mut response = if let Some((status, text)) = script.error.clone() {
         (StatusCode::from_u16(status).expect("status"), text).into_response()
+    } else if !unknown.is_empty() {
+        let message = format!("Unrecognized request arguments supplied: {}", unknown.join(", "));
+        (StatusCode::BAD_REQUEST, axum::Json(json!({"error": {"message": message, "type": "x"}})))
+            .into_response()
     } else if script.refuses_logprobs && request.get("logprobs").is_some() {
         let error = json!({"error": {"message": "logprobs is not supported", "type": "x", "code": 400}});
         (StatusCode::BAD_REQUEST, axum::Json(error)).into_response()

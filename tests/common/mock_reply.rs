@@ -46,6 +46,9 @@ pub struct Script {
     pub first_errors: Vec<(u16, &'static str, Vec<(&'static str, &'static str)>)>,
     /// Refuses `logprobs`.
     pub refuses_logprobs: bool,
+    /// Members that it does not know, and refuses: all that there are, or only the first.
+    pub unknown: &'static [&'static str],
+    pub names_one: bool,
     /// Never answers.
     pub is_silent: bool,
     /// A stream's parts, whatever was asked.
@@ -74,6 +77,8 @@ impl Default for Script {
             error: None,
             first_errors: Vec::new(),
             refuses_logprobs: false,
+            unknown: &[],
+            names_one: false,
             is_silent: false,
             parts: None,
             body: None,

@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::Problems;
+use crate::config::model_names;
 use crate::config::read::is_variable_name;
 use crate::config::{ConfigError, Server, UpstreamKind, VolatileAction};
+
+const BEGINNINGS: &str = "Write a model's name, the beginning of names with one * behind it, or * for all.";
 
 impl Problems<'_> {
     /// A key that names a variable.
@@ -105,6 +108,9 @@ impl Problems<'_> {
                 "Give the names that harnesses ask for, or take the key out: the route's own name is one.",
             );
             for model in models {
+                if let Some(problem) = model_names::problem(&model).filter(|_| !model.is_empty()) {
+                    self.require(false, &key("models"), &problem, BEGINNINGS);
+                }
                 if let Some(other) = served.insert(model.clone(), name).filter(|other| *other != name) {
                     let problem = format!("{model:?} is also a model of the route {other}");
                     self.require(false, &key("models"), &problem, "Give each model name to one route.");
@@ -131,6 +137,23 @@ impl Problems<'_> {
             if let Some(pinned) = &route.pinned_sampling {
                 self.within(&key("pinned_sampling.temperature"), pinned.temperature, 0.0, 100.0);
             }
+        }
+    }
+
+    pub(super) fn model_map(&mut self) {
+        let config = self.config;
+        for (asked, model) in &config.proxy.model_map {
+            if let Some(problem) = model_names::problem(asked) {
+                self.require(false, "proxy.model_map", &problem, BEGINNINGS);
+            }
+            let problem = if model.is_empty() {
+                "an empty name"
+            } else {
+                "a pattern: the upstream has to be asked for one model"
+            };
+            let remedy = "Give the upstream's name for the model.";
+            let is_name = !model.is_empty() && !model_names::is_beginning(model);
+            self.require(is_name, "proxy.model_map", &format!("{asked:?} is {problem}"), remedy);
         }
     }
 

@@ -11,6 +11,7 @@ use super::node::{Node, Object, refuse};
 use super::tools;
 use super::turns::{LastTurn, Turns};
 use crate::protocol::error::ApiError;
+use crate::protocol::translate::chat_effort;
 
 /// The chat request's body.
 ///
@@ -157,13 +158,12 @@ fn effort(request: &Object<'_, '_>, chat: &mut Chat) -> Result<(), ApiError> {
     if let Some(config) = request.get("output_config")
         && let Some(node) = config.object()?.get("effort")
     {
-        effort = Some(match node.string()?.as_str() {
-            "low" => "\"low\"",
-            "medium" => "\"medium\"",
-            // Chat's highest level that every engine knows.
-            "high" | "xhigh" | "max" => "\"high\"",
-            _ => return Err(node.wrong("\"low\", \"medium\", \"high\", \"xhigh\" or \"max\"")),
-        });
+        let level = node.string()?;
+        let is_level = !matches!(level.as_str(), "none" | "minimal");
+        effort = chat_effort(&level).filter(|_| is_level);
+        if effort.is_none() {
+            return Err(node.wrong("\"low\", \"medium\", \"high\", \"xhigh\" or \"max\""));
+        }
     }
     if let Some(thinking) = request.get("thinking") {
         let thinking = thinking.object()?;

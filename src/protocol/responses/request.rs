@@ -11,7 +11,7 @@ use super::refuse::{invalid, unsupported};
 use super::tools::Tools;
 use super::writer::Writer;
 use crate::protocol::error::ApiError;
-use crate::protocol::translate::ReplyNames;
+use crate::protocol::translate::{ReplyNames, chat_effort};
 
 /// Sampling members that chat engines take beside the protocol's own: passed on as they are.
 const EXTRAS: [&str; 11] = [
@@ -114,6 +114,9 @@ pub fn open_call(
     }
     let effort =
         request.get("reasoning").and_then(Fields::read).and_then(|reasoning| reasoning.get("effort"));
+    // What is no level is the upstream's to refuse.
+    let level = effort.and_then(|effort| serde_json::from_str::<String>(effort).ok());
+    let effort = level.and_then(|level| chat_effort(&level)).or(effort);
     let format = response_format(&request)?;
     chat = chat
         .maybe("reasoning_effort", effort)

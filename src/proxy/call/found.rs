@@ -4,7 +4,7 @@ use super::Call;
 use crate::proxy::face::Face;
 use crate::proxy::probe;
 use crate::record::ClientApi;
-use crate::upstream::{Capabilities, Native};
+use crate::upstream::{Additions, Capabilities, Native};
 
 impl Call {
     /// What it gives to chat.
@@ -16,6 +16,10 @@ impl Call {
         }
         if let Some(found) = upstream.known_capabilities() {
             return found;
+        }
+        // It is not asked for what the probe would find out about.
+        if upstream.additions(self.upstream_model()) != Additions::All {
+            return assumed;
         }
         let model = self.upstream_model().to_owned();
         let (inner, upstream, session) = (self.inner.clone(), upstream.clone(), self.session.clone());

@@ -59,6 +59,10 @@ fn the_least_request_and_all_options() {
     assert!(!chat.to_string().contains("secret"));
     let off = chat_of(&with(json!({"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}})));
     assert_eq!(off["reasoning_effort"], "none");
+    for (level, expected) in [("low", "low"), ("medium", "medium"), ("high", "high"), ("xhigh", "high")] {
+        let chat = chat_of(&with(json!({"output_config": {"effort": level}})));
+        assert_eq!(chat["reasoning_effort"], expected, "{level}");
+    }
     let adaptive = chat_of(&with(json!({"thinking": {"type": "adaptive", "display": "omitted"}})));
     assert_eq!(adaptive.as_object().expect("object").len(), 3);
 }
@@ -355,6 +359,7 @@ fn wrong_shapes_are_refused_with_their_place() {
         (json!({"thinking": {"type": "odd"}}), "thinking.type:"),
         (json!({"thinking": {"type": "enabled"}}), "thinking.budget_tokens: the field"),
         (json!({"output_config": {"effort": "odd"}}), "output_config.effort:"),
+        (json!({"output_config": {"effort": "minimal"}}), "output_config.effort:"),
         (json!({"output_config": {"format": {"type": "xml"}}}), "output_config.format.type:"),
         (json!({"tools": {}}), "tools: expected a list"),
         (json!({"mcp_servers": [{}]}), "mcp_servers: MCP servers"),

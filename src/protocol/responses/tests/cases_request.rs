@@ -262,6 +262,22 @@ fn b21_options_have_their_chat_names() {
 }
 
 #[test]
+fn how_much_to_think_has_chats_words() {
+    for (level, expected) in [
+        ("none", "none"),
+        ("minimal", "minimal"),
+        ("medium", "medium"),
+        ("high", "high"),
+        ("xhigh", "high"),
+        ("max", "high"),
+        ("odd", "odd"),
+    ] {
+        let chat = chat_of(&json!({"model": "m", "input": "hi", "reasoning": {"effort": level}}));
+        assert_eq!(chat["reasoning_effort"], expected, "{level}");
+    }
+}
+
+#[test]
 fn b21_a_response_that_is_not_kept_here_is_refused_in_clear_words() {
     let message = refusal(&json!({"model": "m", "input": "hi", "previous_response_id": "resp_7"}));
     assert!(message.contains("previous_response_id") && message.contains("resp_7"), "{message}");

@@ -49,6 +49,35 @@ mod tests {
             assert_eq!(fitting(&entries, name).map(String::as_str), Some(expected), "{name}");
         }
         assert_eq!(fitting(&map(&["claude-*"]), "gpt"), None);
+    }
+
+    #[test]
+    fn b19_a_key_that_would_fit_nothing_is_refused() {
+        use crate::config::{Config, ConfigPaths, Environment};
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("proxy_config.json");
+        let load = |proxy: serde_json::Value| {
+            std::fs::write(&path, serde_json::json!({"proxy": proxy}).to_string()).expect("written");
+            let paths = ConfigPaths { proxy: Some(path.clone()), ..ConfigPaths::default() };
+            Config::load(&paths, Environment::default()).map_err(|error| error.to_string())
+        };
+        let fine = serde_json::json!({"model_map": {"claude-*": "m", "*": "m", "gpt": "m"},
+            "routes": {"r": {"models": ["judge-*"]}}});
+        assert_eq!(load(fine).expect("fine").proxy.model_map.len(), 3);
+        for (proxy, key) in [
+            (serde_json::json!({"model_map": {"*-mini": "m"}}), "proxy.model_map"),
+            (serde_json::json!({"model_map": {"": "m"}}), "proxy.model_map"),
+            (serde_json::json!({"model_map": {"gpt": ""}}), "proxy.model_map"),
+            (serde_json::json!({"model_map": {"claude-*": "local-*"}}), "proxy.model_map"),
+            (serde_json::json!({"routes": {"r": {"models": ["gpt-?"]}}}), "proxy.routes.r.models"),
+        ] {
+            let said = load(proxy.clone()).expect_err("refused");
+            assert!(said.contains(key), "{proxy} {said}");
+        }
+    }
+
+    #[test]
+    fn one_star_at_the_end_is_the_only_pattern() {
         for (key, is_fine) in [
             ("a", true),
             ("a-*", true),

@@ -216,8 +216,8 @@ impl Default for PinnedSampling {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum UpstreamKind {
-    /// `embedded` for the embedded engine, `vllm` for a URL. A server that refuses what lego adds for capture is asked
-    /// without, as `vllm` and `sglang` are too: nothing to train on.
+    /// `embedded` for the embedded engine, `vllm` for a URL. Whatever the kind, a server that refuses what lego adds for
+    /// capture is asked without it: nothing to train on.
     #[default]
     Auto,
     /// lego's own engine, in this process.

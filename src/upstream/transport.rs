@@ -66,8 +66,7 @@ pub enum UpstreamError {
     #[error("the upstream at {upstream} answers {status} and points {to}. lego follows no redirect")]
     Redirect { upstream: String, status: StatusCode, to: String },
     #[error(
-        "the proxy of the environment variable {variable} cannot be used: {why}. Correct it, unset it, or name the \
-         upstream's host in NO_PROXY and unset it for lego"
+        "the proxy of the environment variable {variable} cannot be used: {why}. Correct it, or unset it for lego"
     )]
     Proxy { variable: &'static str, why: String },
 }

@@ -1,5 +1,6 @@
 //! Group G, the process: proxies of the environment, secrets, shutdown, configuration.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,11 +10,12 @@ use lego::record::CallStatus;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
 
 use crate::mock::{Mock, Part, Script};
-use crate::process::{Process, bytes_of, captured};
-use crate::setup::{broken, client, post, request, text as whole};
+use crate::process::{PROXY_VARIABLES, Process, bytes_of, captured};
+use crate::setup::{PATIENCE, broken, client, post, request, text as whole};
 use crate::support::{done, finish, protocols, stream, text};
 
 /// A proxy that answers everything itself, and counts.
@@ -52,12 +54,14 @@ async fn what_a_probe_found_is_told_in_fields() {
 async fn g01_the_environments_proxies_never_get_what_is_for_this_machine() {
     let (proxy, hits) = poison().await;
     let mock = Mock::start(Script::default()).await;
-    let mut upstreams = vec![mock.url(), mock.url().replace("127.0.0.1", "localhost")];
+    let named = |host: &str| mock.url().replace("127.0.0.1", host);
+    let mut upstreams = vec![mock.url(), named("localhost"), named("0.0.0.0")];
     // Where there is IPv6.
     if let Ok(listener) = TcpListener::bind("[::1]:0").await {
         upstreams.push(format!("http://{}", listener.local_addr().expect("bound")));
         let router = mock.router();
         tokio::spawn(async move { axum::serve(listener, router).await });
+        upstreams.push(named("[::ffff:127.0.0.1]"));
     }
     for scheme in ["http", "socks5"] {
         let poisoned = format!("{scheme}://{proxy}");
@@ -88,6 +92,57 @@ async fn g01_the_environments_proxies_never_get_what_is_for_this_machine() {
         assert_eq!(hits.load(Ordering::SeqCst), number + 1);
         assert!(process.log().contains("through the proxy of HTTP_PROXY"), "{}", process.log());
     }
+}
+
+/// A SOCKS5 server (RFC 1928) that leads to `engine`, whatever is asked for; it tells the names.
+async fn socks(engine: SocketAddr) -> (String, mpsc::Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let address = listener.local_addr().expect("bound").to_string();
+    let (named, names) = mpsc::channel(16);
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let named = named.clone();
+            tokio::spawn(async move {
+                let methods = client.read_u16().await? & 0xff;
+                client.read_exact(&mut vec![0; usize::from(methods)]).await?;
+                client.write_all(&[5, 0]).await?;
+                // Version, connect, reserved, a name.
+                assert_eq!(client.read_u32().await?, 0x0501_0003);
+                let mut name = vec![0; usize::from(client.read_u8().await?)];
+                client.read_exact(&mut name).await?;
+                client.read_u16().await?;
+                client.write_all(&[5, 0, 0, 1, 0, 0, 0, 0, 0, 0]).await?;
+                named.send(String::from_utf8_lossy(&name).into_owned()).await.expect("the test takes it");
+                let mut engine = TcpStream::connect(engine).await?;
+                tokio::io::copy_bidirectional(&mut client, &mut engine).await
+            });
+        }
+    });
+    (address, names)
+}
+
+#[tokio::test]
+async fn g01_a_socks_proxy_is_used_and_one_that_cannot_be_is_refused_at_start() {
+    let mock = Mock::start(Script::default()).await;
+    let (address, mut names) = socks(mock.address).await;
+    let all = format!("socks5h://{address}");
+    let process = Process::start("http://engine.invalid", &json!({}), &[("ALL_PROXY", &all)]).await;
+    assert!(process.log().contains("through the proxy of ALL_PROXY"), "{}", process.log());
+    assert_eq!(post(&process.url("chat/completions"), &request(true)).await.status(), 200);
+    assert_eq!(names.recv().await.as_deref(), Some("engine.invalid"));
+
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_lego"));
+    command.args(["proxy", "--port", "0", "--upstream", "http://engine.invalid"]);
+    for name in PROXY_VARIABLES {
+        command.env_remove(name);
+    }
+    command.current_dir(folder.path()).env("ALL_PROXY", "ftp://user:canary@proxy").kill_on_drop(true);
+    let ended = tokio::time::timeout(PATIENCE, command.output()).await.expect("an end").expect("it runs");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success(), "{said}");
+    assert!(said.contains("ALL_PROXY") && said.contains("\"ftp\"") && said.contains("socks5h"), "{said}");
+    assert!(!said.contains("canary"), "{said}");
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::setup::PATIENCE;
 
-const PROXY_VARIABLES: [&str; 8] = [
+pub const PROXY_VARIABLES: [&str; 8] = [
     "HTTP_PROXY",
     "http_proxy",
     "HTTPS_PROXY",

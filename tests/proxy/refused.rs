@@ -136,8 +136,6 @@ async fn c20_a_strict_server_is_not_probed_again_with_every_call() {
     assert_eq!(setup.mock.asked().len(), 5);
 }
 
-const ELSEWHERE: (u16, &str, Vec<(&str, &str)>) = (307, "moved", Vec::new());
-
 #[tokio::test]
 async fn a_redirect_is_neither_followed_nor_passed_on() {
     let other = Mock::start(Script::default()).await;
@@ -147,7 +145,7 @@ async fn a_redirect_is_neither_followed_nor_passed_on() {
     for stream in [false, true] {
         for (route, body) in in_each_protocol(stream) {
             for status in [301, 302, 303, 307, 308] {
-                let moved = (status, ELSEWHERE.1, vec![("location", location)]);
+                let moved = (status, "moved", vec![("location", location)]);
                 let script = Script { first_errors: vec![moved], ..Script::default() };
                 let setup = Setup::retrying(ProxyOptions::stand_alone(), script).await;
                 let response = ask(&setup, route, &body).await;
@@ -178,7 +176,10 @@ async fn a_redirect_is_neither_followed_nor_passed_on() {
 async fn models_and_counts_follow_no_redirect_and_say_so_in_the_clients_protocol() {
     let moved = || async { axum::response::Redirect::temporary("https://elsewhere.example/v1/models") };
     let router = axum::Router::new().fallback(moved);
-    let upstream = Upstream::in_process(router, timeouts());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let upstream = Upstream::http(&url, UpstreamKind::Vllm, None, timeouts()).expect("upstream");
     let mock = Mock::in_process(Script::default());
     let setup = Setup::in_front_of(upstream, ProxyOptions::stand_alone(), mock).await;
     let models = |is_anthropic: bool| {

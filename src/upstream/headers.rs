@@ -1,5 +1,7 @@
 //! Which headers go through, in each direction.
 
+use std::borrow::Cow;
+
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
 /// Headers of one connection, never forwarded (RFC 9110, section 7.6.1).
@@ -60,7 +62,11 @@ pub fn has_session_key(text: &[u8]) -> bool {
 }
 
 fn is_secret(name: &str) -> bool {
-    let name = name.to_ascii_lowercase().replace('_', "-");
+    let is_plain = !name.bytes().any(|byte| byte == b'_' || byte.is_ascii_uppercase());
+    let name = match is_plain {
+        true => Cow::Borrowed(name),
+        false => Cow::Owned(name.to_ascii_lowercase().replace('_', "-")),
+    };
     SECRETS.iter().any(|secret| {
         name.strip_suffix(secret).is_some_and(|before| before.is_empty() || before.ends_with(['-', '.']))
     })

@@ -24,6 +24,7 @@ pub struct UpstreamBody {
     /// `None`: its bytes are the reply's.
     unpacker: Option<Box<Unpacker>>,
     /// What was read already and not taken yet.
+    #[expect(clippy::box_collection, reason = "few replies have any, and every open stream has this field")]
     ahead: Option<Box<VecDeque<Result<Bytes, BodyError>>>>,
     is_over: bool,
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use async_trait::async_trait;
 use lego::config::Relay;
 use lego::proxy::{Proxy, ProxyOptions};
-use lego::record::{Call, CallSink, SinkError, UpstreamKind};
+use lego::record::{Call, CallSink, Routing, RoutingBase, RoutingShape, SinkError, UpstreamKind};
 use lego::upstream::Upstream;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -58,9 +58,9 @@ impl Answer {
     }
 }
 
-/// A store by call.
+/// A store by call. Expert routing that an earlier call has is put back.
 #[derive(Default)]
-pub struct Store(Mutex<HashMap<String, Vec<Call>>>);
+pub struct Store(Mutex<HashMap<String, Vec<Call>>>, Mutex<HashMap<RoutingBase, Routing>>);
 
 impl Store {
     /// The records of a call. They must be there: durable before done.
@@ -69,13 +69,30 @@ impl Store {
         calls.sort_by_key(|call| call.choice_index);
         calls
     }
+
+    fn with_all_rows(&self, mut call: Call) -> Call {
+        let Some(routing) = call.routing.take() else {
+            return call;
+        };
+        let mut known = self.1.lock().expect("routing");
+        let shape = *routing.shape();
+        let before = routing.base().map_or_else(Vec::new, |base| {
+            let rows = known.get(&base).expect("a base that is stored").rows();
+            rows.take(shape.start as usize).collect::<Vec<_>>().concat()
+        });
+        let shape = RoutingShape { start: 0, rows: shape.start + shape.rows, ..shape };
+        let whole =
+            Routing::new(shape, [&before[..], &routing.data()[..]].concat().into()).expect("all rows");
+        known.insert(RoutingBase { call_id: call.call_id, choice_index: call.choice_index }, whole.clone());
+        Call { routing: Some(whole), ..call }
+    }
 }
 
 #[async_trait]
 impl CallSink for Store {
     async fn append(&self, calls: Vec<Call>) -> Result<(), SinkError> {
         let mut all = self.0.lock().expect("store");
-        for call in calls {
+        for call in calls.into_iter().map(|call| self.with_all_rows(call)) {
             all.entry(call.call_id.to_string()).or_default().push(call);
         }
         Ok(())

@@ -28,6 +28,10 @@ pub(super) async fn give_back(slots: &Semaphore, all: usize) {
     }
 }
 
+/// Bytes of a block that is large.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const LARGE_BLOCK: libc::c_int = 1 << 20;
+
 #[derive(Default)]
 struct Burst {
     /// Calls in flight at most since the last one was over.
@@ -60,6 +64,20 @@ fn trim() {
 
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 const fn trim() {}
+
+/// Large blocks go back to the system when they are freed. By itself glibc takes the first large one that is freed for a
+/// sign that more will come, and keeps all up to 32 MiB between those that are in use.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+pub(super) fn return_large_blocks() {
+    // SAFETY: takes no pointer; glibc sets numbers under its lock.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE_BLOCK);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 4 * LARGE_BLOCK);
+    }
+}
+
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+pub(super) const fn return_large_blocks() {}
 
 #[cfg(test)]
 mod tests {

@@ -41,7 +41,7 @@ pub(super) async fn refused(
     inner.measures.in_flight.increment(1.0);
     inner.measures.ended(CallStatus::Aborted, received.elapsed());
     let tokens = (session.token(), inner.running.token());
-    let records = Records { calls: vec![call], missing: None };
+    let records = Records { calls: vec![call], missing: None, success: None };
     let stored = store::append(Arc::clone(inner), session, tokens, records, None, Turn::default()).await;
     let response = match stored {
         Ok(()) => reply::error(api, error),

@@ -31,7 +31,12 @@ async fn place(inner: &Inner, route: &Route) -> Result<Places, Refused> {
     let of_route = route.limits.place().await?;
     let waiting = Arc::clone(&inner.slots).acquire_owned();
     match tokio::time::timeout(inner.options.admission_wait, waiting).await {
-        Ok(slot) => Ok(Places { _slot: slot.ok(), _of_route: of_route, _running: Some(inner.gate.enter()), _body: None }),
+        Ok(slot) => Ok(Places {
+            _slot: slot.ok(),
+            _of_route: of_route,
+            _running: Some(inner.gate.enter()),
+            _body: None,
+        }),
         Err(_) => Err(Refused {
             status: 429,
             message: inner.share.full(),

@@ -144,7 +144,7 @@ async fn g03_a_long_body_without_room_gets_429_and_a_record_and_short_ones_pass(
 async fn a15_an_event_of_many_megabytes_takes_no_large_multiple_of_it() {
     const EVENT: usize = 8 * MIB;
     // Responses says all of a text five times: its deltas, then four events that have it whole.
-    for ((route, body), most) in protocols().into_iter().zip([8, 9, 16]) {
+    for ((route, body), most) in protocols().into_iter().zip([8, 8, 14]) {
         let mock = Mock::start(stream(vec![text("a"), finish("stop"), done()])).await;
         let process = Process::start(&mock.url(), &json!({}), &[]).await;
         whole(post(&process.url(route), &body).await).await;

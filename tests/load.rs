@@ -17,12 +17,12 @@ use mock::Shape;
 
 const STREAMS: usize = 250;
 /// What a stream may hold that is open and has had its first event, and what any number of them costs.
-const OPEN: (u64, u64) = (60_000, 5_000_000);
+const OPEN: (u64, u64) = (50_000, 5_000_000);
 /// At the peak the thread that makes Parquet has a row group of 32 MiB in several forms, and records of 16 MiB are being
 /// made at once, whatever the number of streams.
-const PEAK_FIXED: u64 = 120_000_000;
+const PEAK_FIXED: u64 = 80_000_000;
 /// What is left when all are gone: arenas of the allocator, connections at rest, what Parquet keeps between files.
-const AFTER: u64 = 80_000_000;
+const AFTER: u64 = 60_000_000;
 
 fn shape(tokens: usize, at_once: usize) -> Shape {
     Shape { tokens, at_once, pace: Duration::ZERO, is_stream: true }
@@ -32,7 +32,7 @@ fn shape(tokens: usize, at_once: usize) -> Shape {
 async fn many_streams_at_once_lose_nothing_and_hold_little() {
     process::raise_open_files();
     let streams = STREAMS as u64;
-    for (shape, peak_of_stream) in [(shape(256, 1), 250_000), (shape(16_384, 8), 1_200_000)] {
+    for (shape, peak_of_stream) in [(shape(256, 1), 160_000), (shape(16_384, 8), 1_200_000)] {
         let dir = tempfile::tempdir().expect("folder");
         let growth = load::streams(STREAMS, shape, dir.path()).await;
         let grown = |now: u64| now.saturating_sub(growth.before);

@@ -212,3 +212,30 @@ fn a_cache_larger_than_the_machine_is_refused_with_the_flags_to_lower() {
         }
     }
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn doctor_says_how_many_calls_the_open_files_allow_and_who_can_reach_the_proxy() {
+    let folder = tempfile::tempdir().expect("folder");
+    for (settings, place, reach) in [
+        (r#"{"listen_port": 4321}"#, "127.0.0.1:4321", "not reachable"),
+        (r#"{"listen_host": "0.0.0.0", "client_token_env": "T"}"#, "0.0.0.0:18080", "host.docker.internal"),
+    ] {
+        let config = format!(r#"{{"proxy": {settings}}}"#);
+        std::fs::write(folder.path().join("proxy_config.json"), config).expect("written");
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -n 100 && exec \"$0\" doctor", env!("CARGO_BIN_EXE_lego")]);
+        // Whether sandboxes work here is not asked.
+        let output = command.current_dir(folder.path()).env("T", "token").output().expect("the binary runs");
+        let said = text(&output.stdout);
+        let line = |name: &str| {
+            said.lines()
+                .find(|line| line.trim_start().starts_with(name))
+                .unwrap_or_else(|| panic!("{name} in {said}"))
+        };
+        assert!(line("open files").contains("100: 30 model calls at once"), "{said}");
+        assert!(said.contains("proxy.max_in_flight") && said.contains("ulimit -Hn"), "{said}");
+        assert!(line("listens on").contains(place), "{said}");
+        assert!(line("from containers").contains(reach), "{said}");
+    }
+}

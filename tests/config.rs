@@ -154,8 +154,8 @@ fn impossible_values_are_refused_together() {
     );
     let text = message(FileKind::Sandbox, "[sandbox]\nmemory_mb = 5\n");
     assert!(text.contains("memory_mb = 5") && text.contains("32 or more"), "{text}");
-    let text = message(FileKind::Proxy, r#"{"proxy": {"listen_host": "0.0.0.0"}}"#);
-    assert!(text.contains("client_token_env"), "{text}");
+    let text = message(FileKind::Proxy, r#"{"proxy": {"listen_host": "0.0.0.0", "large_bodies_bytes": 5}}"#);
+    assert!(text.contains("client_token_env") && text.contains("large_bodies_bytes = 5"), "{text}");
     let text = message(FileKind::Proxy, r#"{"proxy": {"upstream_base_url": "localhost:8000"}}"#);
     assert!(text.contains("neither embedded nor an http(s) URL"), "{text}");
     let text = message(

@@ -14,9 +14,10 @@ use std::time::Duration;
 use super::error::CaptureError;
 use super::frame::{self, Frames, HEADER_LEN, Step};
 use super::journal::{self, Journal};
+use super::layout;
+use super::payload::{self, Payload};
 use super::reader::{Query, Reader};
 use super::writer::{Durability, WriterOptions};
-use super::{layout, payload};
 use crate::record::{Call, CallId};
 
 /// A journal of drafts this long takes no more of them.
@@ -45,7 +46,7 @@ impl Drafts {
     }
 
     /// Writes and syncs drafts, all or none.
-    pub(super) fn write(&mut self, drafts: &[(&[u8], &[CallId])]) -> io::Result<()> {
+    pub(super) fn write(&mut self, drafts: &[(&Payload, &[CallId])]) -> io::Result<()> {
         let has_room = self.segments.last().is_some_and(|segment| segment.bytes < SEGMENT_BYTES);
         if !has_room {
             fs::create_dir_all(layout::journal_dir(&self.dir))?;
@@ -61,7 +62,7 @@ impl Drafts {
         let Some(segment) = self.segments.last_mut() else {
             return Ok(());
         };
-        let payloads: Vec<&[u8]> = drafts.iter().map(|(payload, _)| *payload).collect();
+        let payloads: Vec<&Payload> = drafts.iter().map(|(payload, _)| *payload).collect();
         let mut retired = vec![];
         let written = segment.journal.commit(&payloads, &mut retired);
         if !retired.is_empty() {

@@ -9,6 +9,8 @@
 
 use std::io::{self, Read};
 
+use bytes::Bytes;
+
 pub(super) const HEADER_LEN: usize = 20;
 pub(super) const FRAME_HEAD_LEN: usize = 12;
 /// Longest payload of one frame.
@@ -34,25 +36,30 @@ pub(super) fn parse_header(bytes: &[u8]) -> Option<Salt> {
     is_whole.then(|| head[8..].try_into().ok()).flatten()
 }
 
-fn checksum(salt: Salt, length: [u8; 4], payload: &[u8]) -> u32 {
+fn checksum<'a>(salt: Salt, length: [u8; 4], parts: impl IntoIterator<Item = &'a [u8]>) -> u32 {
     let crc = crc32c::crc32c_append(crc32c::crc32c(&salt), &length);
-    crc32c::crc32c_append(crc, payload)
+    parts.into_iter().fold(crc, crc32c::crc32c_append)
 }
 
-/// Appends one frame to `out`. `payload` is at most [`MAX_PAYLOAD`] long.
-pub(super) fn push_frame(out: &mut Vec<u8>, salt: Salt, payload: &[u8]) {
-    let length = u32::try_from(payload.len()).expect("at most MAX_PAYLOAD").to_le_bytes();
-    out.extend_from_slice(&salt[..4]);
-    out.extend_from_slice(&length);
-    out.extend_from_slice(&checksum(salt, length, payload).to_le_bytes());
-    out.extend_from_slice(payload);
+/// What stands before a payload of these parts, which are `length` bytes together and at most [`MAX_PAYLOAD`].
+pub(super) fn head<'a>(
+    salt: Salt,
+    length: usize,
+    parts: impl IntoIterator<Item = &'a [u8]>,
+) -> [u8; FRAME_HEAD_LEN] {
+    let length = u32::try_from(length).expect("at most MAX_PAYLOAD").to_le_bytes();
+    let mut head = [0; FRAME_HEAD_LEN];
+    head[..4].copy_from_slice(&salt[..4]);
+    head[4..8].copy_from_slice(&length);
+    head[8..].copy_from_slice(&checksum(salt, length, parts).to_le_bytes());
+    head
 }
 
 /// What a step through a segment found.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// A whole frame.
-    Frame(Vec<u8>),
+    Frame(Bytes),
     /// `bytes` from `at` are damaged; whole frames follow.
     Damage { at: u64, bytes: u64 },
     /// Nothing whole follows `at`; `torn` bytes lie behind it.
@@ -85,16 +92,18 @@ impl<R: Read> Frames<R> {
         if let Some(length) = frame_length(&seen, self.salt) {
             self.take(length, &mut seen)?;
         }
-        if let Some(payload) = whole_frame(&seen, self.salt) {
-            let payload = payload.to_vec();
+        if whole_frame(&seen, self.salt).is_some() {
             self.at += seen.len() as u64;
-            return Ok(Step::Frame(payload));
+            return Ok(Step::Frame(Bytes::from(seen).slice(FRAME_HEAD_LEN..)));
         }
         self.source.read_to_end(&mut seen)?;
         Ok(self.step_pending(seen, 0))
     }
 
     fn take(&mut self, length: usize, into: &mut Vec<u8>) -> io::Result<()> {
+        // A long frame would be moved each time that it outgrows its room. What is not written to takes no memory, so a
+        // damaged length does no harm.
+        let _ = into.try_reserve_exact(length);
         self.source.by_ref().take(length as u64).read_to_end(into).map(|_| ())
     }
 
@@ -102,7 +111,7 @@ impl<R: Read> Frames<R> {
         let next = (parsed..pending.len()).find_map(|start| {
             let rest = &pending[start..];
             rest.starts_with(&self.salt[..4]).then_some(())?;
-            whole_frame(rest, self.salt).map(|payload| (start, payload.to_vec()))
+            whole_frame(rest, self.salt).map(|payload| (start, Bytes::copy_from_slice(payload)))
         });
         let at = self.at;
         match next {
@@ -133,7 +142,7 @@ fn frame_length(bytes: &[u8], salt: Salt) -> Option<usize> {
 fn whole_frame(bytes: &[u8], salt: Salt) -> Option<&[u8]> {
     let length = frame_length(bytes, salt)?;
     let payload = bytes.get(FRAME_HEAD_LEN..FRAME_HEAD_LEN + length)?;
-    let crc = checksum(salt, bytes[4..8].try_into().ok()?, payload);
+    let crc = checksum(salt, bytes[4..8].try_into().ok()?, [payload]);
     (crc.to_le_bytes() == bytes[8..12]).then_some(payload)
 }
 
@@ -142,6 +151,13 @@ mod tests {
     use super::*;
 
     const SALT: Salt = *b"saltSALT";
+
+    fn push_frame(out: &mut Vec<u8>, salt: Salt, payload: &[u8]) {
+        // In two parts, which make no difference.
+        let (one, other) = payload.split_at(payload.len() / 2);
+        out.extend_from_slice(&head(salt, payload.len(), [one, other]));
+        out.extend_from_slice(payload);
+    }
 
     fn segment(payloads: &[&[u8]]) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -186,9 +202,9 @@ mod tests {
             assert_eq!(
                 steps(&bytes),
                 vec![
-                    Step::Frame(b"one".to_vec()),
+                    Step::Frame(Bytes::from_static(b"one")),
                     Step::Damage { at: HEADER_LEN as u64 + 15, bytes: 15 },
-                    Step::Frame(b"three".to_vec()),
+                    Step::Frame(Bytes::from_static(b"three")),
                     Step::End { at: (HEADER_LEN + clean.len()) as u64, torn: 0 },
                 ],
                 "byte {byte}"

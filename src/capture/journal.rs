@@ -9,6 +9,7 @@ use metrics::Histogram;
 
 use super::frame::{self, HEADER_LEN};
 use super::layout::{SegmentName, journal_dir, sync_folder};
+use super::payload::{LONG, Payload};
 use super::writer::{Durability, WriterOptions};
 
 /// The file operations a commit needs; tests put failing disks in their place.
@@ -81,17 +82,13 @@ impl Journal {
     /// ended before, and a segment whose sync failed is never written again.
     ///
     /// `sealed` gets the segments that take no more frames.
-    pub(super) fn commit(&mut self, payloads: &[&[u8]], sealed: &mut Vec<Sealed>) -> io::Result<()> {
+    pub(super) fn commit(&mut self, payloads: &[&Payload], sealed: &mut Vec<Sealed>) -> io::Result<()> {
         let mut segment = match self.active.take() {
             Some(segment) => segment,
             None => self.create_segment()?,
         };
-        self.buffer.clear();
-        for payload in payloads {
-            frame::push_frame(&mut self.buffer, segment.name.salt, payload);
-        }
-        let written = segment.disk.write_at(segment.committed, &self.buffer);
-        let end = segment.committed + self.buffer.len() as u64;
+        let mut end = segment.committed;
+        let written = self.write(&mut segment, payloads, &mut end);
         self.buffer.clear();
         self.buffer.shrink_to(KEPT_BUFFER);
         let outcome = match written {
@@ -123,6 +120,31 @@ impl Journal {
                 Err(error)
             }
         }
+    }
+
+    /// Writes `payloads` as frames from `at` on, which then is where they end. Long parts are written from where they lie.
+    fn write(&mut self, segment: &mut Segment, payloads: &[&Payload], at: &mut u64) -> io::Result<()> {
+        let buffer = &mut self.buffer;
+        buffer.clear();
+        let mut write = |bytes: &[u8]| -> io::Result<()> {
+            segment.disk.write_at(*at, bytes)?;
+            *at += bytes.len() as u64;
+            Ok(())
+        };
+        for payload in payloads {
+            let parts = payload.parts().iter().map(|part| part.as_ref());
+            buffer.extend_from_slice(&frame::head(segment.name.salt, payload.len(), parts));
+            for part in payload.parts() {
+                if part.len() < LONG {
+                    buffer.extend_from_slice(part);
+                    continue;
+                }
+                write(buffer)?;
+                buffer.clear();
+                write(part)?;
+            }
+        }
+        if buffer.is_empty() { Ok(()) } else { write(buffer) }
     }
 
     /// When the active segment is old enough to be sealed.

@@ -38,8 +38,34 @@ struct OwnedHead {
     call: Call,
 }
 
+/// A body this long is a part of its own, not copied.
+pub(super) const LONG: usize = 64 << 10;
+
+/// The calls of one append, encoded: the parts in their order are the bytes of a frame.
+#[derive(Debug, Default)]
+pub(super) struct Payload {
+    parts: Vec<Bytes>,
+    len: usize,
+}
+
+impl Payload {
+    pub(super) fn parts(&self) -> &[Bytes] {
+        &self.parts
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.len
+    }
+
+    fn push(&mut self, part: Bytes) {
+        self.len += part.len();
+        self.parts.push(part);
+    }
+}
+
 /// Encodes `calls` as one payload.
-pub(super) fn encode(calls: Vec<Call>) -> Result<Vec<u8>, SinkError> {
+pub(super) fn encode(calls: Vec<Call>) -> Result<Payload, SinkError> {
+    let mut payload = Payload::default();
     let mut out = vec![ENCODING];
     push_len(&mut out, calls.len());
     for mut call in calls {
@@ -49,7 +75,7 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Vec<u8>, SinkError> {
         let routing = call.routing.take();
         let bodies = [call.client_request.take(), call.upstream_request.take(), call.response.take()];
         let body_bytes = |body: &Option<JsonText>| {
-            body.as_ref().map(|body| length(body.get().len(), &call, "body")).transpose()
+            body.as_ref().map(|body| length(body.bytes().len(), &call, "body")).transpose()
         };
         let lists = Lists {
             prompt: prompt.as_ref().map(|ids| length(ids.len(), &call, "list")).transpose()?,
@@ -80,13 +106,19 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Vec<u8>, SinkError> {
             out.extend_from_slice(routing.data());
         }
         for body in bodies.into_iter().flatten() {
-            out.extend_from_slice(body.get().as_bytes());
+            if body.bytes().len() >= LONG {
+                payload.push(std::mem::take(&mut out).into());
+                payload.push(body.bytes().clone());
+            } else {
+                out.extend_from_slice(body.bytes());
+            }
         }
-        if out.len() > super::frame::MAX_PAYLOAD {
+        if payload.len + out.len() > super::frame::MAX_PAYLOAD {
             return Err(refused("with its bodies and tokens it is over 1 GiB".to_owned()));
         }
     }
-    Ok(out)
+    payload.push(out.into());
+    Ok(payload)
 }
 
 fn length(length: usize, call: &Call, what: &str) -> Result<u32, SinkError> {
@@ -100,8 +132,8 @@ fn push_len(out: &mut Vec<u8>, len: usize) {
     out.extend_from_slice(&(len as u32).to_le_bytes());
 }
 
-/// The calls of one payload, or what is wrong with it.
-pub(super) fn decode(payload: &[u8]) -> Result<Vec<Call>, String> {
+/// The calls of one payload, or what is wrong with it. Their bodies share its bytes.
+pub(super) fn decode(payload: &Bytes) -> Result<Vec<Call>, String> {
     let mut rest = Cursor(payload);
     let encoding = rest.take(1)?[0];
     if !(1..=ENCODING).contains(&encoding) {
@@ -138,8 +170,8 @@ pub(super) fn decode(payload: &[u8]) -> Result<Vec<Call>, String> {
             (&mut call.response, response),
         ] {
             if let Some(length) = length {
-                let text = std::str::from_utf8(rest.take(length as usize)?);
-                *body = Some(JsonText::of_read(text.map_err(|error| format!("a body: {error}"))?));
+                let text = JsonText::of_read_bytes(payload.slice_ref(rest.take(length as usize)?));
+                *body = Some(text.map_err(|error| format!("a body: {error}"))?);
             }
         }
         calls.push(call);
@@ -176,6 +208,39 @@ mod tests {
         example::call(serde_json::json!({"upstream_kind": "vllm"}))
     }
 
+    fn joined(calls: Vec<Call>) -> Vec<u8> {
+        encode(calls).expect("small").parts().concat()
+    }
+
+    fn read(payload: &[u8]) -> Result<Vec<Call>, String> {
+        decode(&Bytes::copy_from_slice(payload))
+    }
+
+    #[test]
+    fn long_bodies_are_neither_copied_on_their_way_in_nor_out() {
+        let body = JsonText::new(format!("\"{}\"", "x".repeat(LONG))).expect("JSON");
+        let short = JsonText::new("[]").ok();
+        let mut first = call();
+        (first.client_request, first.upstream_request) = (Some(body.clone()), Some(body.clone()));
+        first.response = short.clone();
+        let second = Call { client_request: short, response: Some(body.clone()), ..call() };
+        let wanted = [first.clone(), second.clone()];
+        let payload = encode(vec![first, second]).expect("small");
+        let shared = payload.parts().iter().filter(|part| part.as_ptr() == body.bytes().as_ptr());
+        assert_eq!(shared.count(), 3);
+        let bytes = Bytes::from(payload.parts().concat());
+        assert_eq!(payload.len(), bytes.len());
+        let found = decode(&bytes).expect("whole");
+        let bodies =
+            |call: &Call| [&call.client_request, &call.upstream_request, &call.response].map(Option::clone);
+        assert_eq!(
+            found.iter().map(bodies).collect::<Vec<_>>(),
+            wanted.iter().map(bodies).collect::<Vec<_>>()
+        );
+        let at = found[0].client_request.as_ref().expect("a body").bytes().as_ptr();
+        assert!(bytes.as_ptr_range().contains(&at));
+    }
+
     fn routed() -> Call {
         let shape = RoutingShape {
             start: 0,
@@ -191,10 +256,10 @@ mod tests {
 
     #[test]
     fn journals_from_before_there_was_routing_are_read_and_newer_ones_refused() {
-        let mut payload = encode(vec![call()]).expect("small");
+        let mut payload = joined(vec![call()]);
         for (encoding, is_read) in [(0, false), (1, true), (2, true), (3, true), (4, false)] {
             payload[0] = encoding;
-            assert_eq!(decode(&payload).is_ok(), is_read, "{encoding}");
+            assert_eq!(read(&payload).is_ok(), is_read, "{encoding}");
         }
         // As 2 was: bodies in the JSON, and no word about where else they are.
         let head = serde_json::json!({
@@ -212,7 +277,7 @@ mod tests {
         push_len(&mut payload, head.len());
         payload.extend_from_slice(head.as_bytes());
         payload.extend_from_slice(&[7, 0, 0, 0, 8, 0, 0, 0]);
-        let read = decode(&payload).expect("an older record").remove(0);
+        let read = read(&payload).expect("an older record").remove(0);
         assert_eq!(read.client_request.as_ref().map(JsonText::get), Some(r#"{"a": 1.0}"#));
         assert_eq!(read.completion_token_ids, Some(vec![7, 8]));
     }
@@ -221,11 +286,11 @@ mod tests {
     fn routing_comes_back_whole_or_not_at_all() {
         let (first, second) = (routed(), call());
         let wanted = [first.routing.clone(), None];
-        let payload = encode(vec![first, second]).expect("small");
-        let read = decode(&payload).expect("whole");
-        assert_eq!(read.into_iter().map(|call| call.routing).collect::<Vec<_>>(), wanted);
+        let payload = joined(vec![first, second]);
+        let found = read(&payload).expect("whole");
+        assert_eq!(found.into_iter().map(|call| call.routing).collect::<Vec<_>>(), wanted);
         for cut in 0..payload.len() {
-            assert!(decode(&payload[..cut]).is_err(), "{cut}");
+            assert!(read(&payload[..cut]).is_err(), "{cut}");
         }
         let text = String::from_utf8_lossy(&payload).into_owned();
         assert!(text.contains("\"rows\":3"));
@@ -233,7 +298,7 @@ mod tests {
             let at = payload.windows(from.len()).position(|part| part == from.as_bytes()).expect("there");
             let mut bad = payload.clone();
             bad[at..at + to.len()].copy_from_slice(to.as_bytes());
-            assert!(decode(&bad).is_err(), "{to}");
+            assert!(read(&bad).is_err(), "{to}");
         }
     }
 }

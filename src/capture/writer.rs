@@ -11,9 +11,10 @@ use super::compactor::Compactor;
 use super::drafts::{self, Drafts};
 use super::error::{CaptureError, sink_error};
 use super::journal::{self, CreateDisk, Journal, Sealed};
+use super::layout;
 use super::lock::Lock;
+use super::payload::{self, Payload};
 use super::recovery::{self, Recovery};
-use super::{layout, payload};
 use crate::record::{Call, CallId, CallSink, SinkError};
 
 /// When `append` resolves.
@@ -49,7 +50,7 @@ const QUEUE: usize = 256;
 const COMMIT_BYTES: usize = 64 << 20;
 
 struct Append {
-    payload: Vec<u8>,
+    payload: Payload,
     calls: Vec<CallId>,
     is_draft: bool,
     done: oneshot::Sender<Result<(), SinkError>>,
@@ -229,12 +230,12 @@ async fn write(
         }
         let (early, batch): (Vec<Append>, Vec<Append>) = batch.into_iter().partition(|a| a.is_draft);
         if !early.is_empty() {
-            let wanted: Vec<(&[u8], &[CallId])> =
-                early.iter().map(|a| (a.payload.as_slice(), a.calls.as_slice())).collect();
+            let wanted: Vec<(&Payload, &[CallId])> =
+                early.iter().map(|a| (&a.payload, a.calls.as_slice())).collect();
             tell(dir, drafts.write(&wanted), early);
         }
         if !batch.is_empty() {
-            let payloads: Vec<&[u8]> = batch.iter().map(|append| append.payload.as_slice()).collect();
+            let payloads: Vec<&Payload> = batch.iter().map(|append| &append.payload).collect();
             let committed = journal.commit(&payloads, &mut sealed);
             if committed.is_ok() {
                 closed.appends += batch.len() as u64;

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use crate::config::{Config, ConfigPaths, Environment};
+use crate::proxy::{self, FileShare};
 use crate::sandbox::{self, Options, SandboxError};
 
 /// Programs of the host that sandboxes need, with why.
@@ -27,6 +29,21 @@ pub fn run(_args: Args) -> anyhow::Result<()> {
     for (name, value) in &examination.facts {
         outln!("  {name:<46} {value}");
     }
+    let config = proxy_config();
+    let settings = config.as_ref().map(|config| config.proxy.clone()).unwrap_or_default();
+    let limit = proxy::raise_open_files();
+    let wanted = settings.max_in_flight;
+    let servers = config.as_ref().map_or(1, |config| config.servers().len());
+    let share = FileShare::of(limit, wanted, servers);
+    let files = limit.map_or_else(|| "no limit".to_owned(), |limit| limit.to_string());
+    outln!("  {:<46} {files}: {} model calls at once", "open files", share.calls);
+    if let Some(warning) = share.warning(wanted) {
+        outln!("  {:<46} {warning}", "");
+    }
+    outln!("\nProxy");
+    let place = format!("{}:{}", settings.listen_host, settings.listen_port);
+    outln!("  {:<46} {}", "listens on", if config.is_some() { place } else { "unknown".to_owned() });
+    outln!("  {:<46} {}", "from containers and other machines", reach(&settings.listen_host));
     outln!("\nPrograms");
     let mut missing = Vec::new();
     for (path, why) in PROGRAMS {
@@ -72,4 +89,42 @@ pub fn run(_args: Args) -> anyhow::Result<()> {
         return Ok(());
     }
     anyhow::bail!(missing.join("\n"))
+}
+
+/// The proxy's settings as `lego proxy` would read them in this folder. What is wrong with them is said.
+fn proxy_config() -> Option<Config> {
+    let beside = ConfigPaths::in_folder(Path::new(".")).proxy;
+    let paths = ConfigPaths { proxy: beside, ..ConfigPaths::default() };
+    match Config::load(&paths, Environment::from_process()) {
+        Ok(config) => Some(config),
+        Err(error) => {
+            outln!("  {:<46} cannot be read: {error}", "proxy_config.json");
+            None
+        }
+    }
+}
+
+/// Who can reach a proxy that listens there, and what to do about it.
+fn reach(host: &str) -> String {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let address: Option<std::net::IpAddr> = bare.parse().ok();
+    let is_inside = Path::new("/.dockerenv").exists() || Path::new("/run/.containerenv").exists();
+    match address {
+        Some(address) if address.is_unspecified() => {
+            "reachable at this machine's addresses (Docker: --add-host host.docker.internal:host-gateway), with the client \
+             token as API key"
+                .to_owned()
+        }
+        Some(address) if !address.is_loopback() => {
+            format!("reachable at {host} only, with the client token as API key")
+        }
+        _ if is_inside => {
+            "not reachable: this is a container, and its loopback is its own. To serve others, set \
+             proxy.listen_host = \"0.0.0.0\" and proxy.client_token_env, and publish the port"
+                .to_owned()
+        }
+        _ => "not reachable: loopback is each container's own. For containers run them with --network host, or set \
+              proxy.listen_host to the bridge's address (Docker: 172.17.0.1) or 0.0.0.0, and proxy.client_token_env"
+            .to_owned(),
+    }
 }

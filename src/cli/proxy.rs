@@ -43,7 +43,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     super::warn_of_stray_variables(&config);
     let observability = &config.training.observability;
     crate::telemetry::configure(observability.log_level.as_str(), observability.log_json);
-    proxy::share_heaps();
+    proxy::settle_heaps();
     super::block_on(serve(&config)).context("lego proxy")
 }
 
@@ -67,7 +67,7 @@ fn load(args: Args) -> anyhow::Result<Config> {
 }
 
 async fn serve(config: &Config) -> anyhow::Result<()> {
-    raise_open_files();
+    let open_files = proxy::raise_open_files();
     let settings = &config.proxy;
     // A variable that is missing is told before anything is loaded.
     for server in config.servers() {
@@ -95,6 +95,7 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     };
     let mode = Mode::StandAlone { sampling, model_map: settings.model_map.clone() };
     let mut options = ProxyOptions::from_config(settings, mode, client_token);
+    options.open_files = open_files;
     options.spill = Some(crate::capture::Spill::in_folder(&settings.capture_dir));
     options.local_tokenizer = tokenizers.of_proxy(config);
     options.render_metrics = Some(Arc::new(move || page.render()));
@@ -132,18 +133,4 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
         errln!("warning: captures stay in the journal: {problem}");
     }
     Ok(())
-}
-
-/// A stream in flight is two connections: the soft limit, often 1024, is far from what the system allows.
-fn raise_open_files() {
-    #[cfg(target_os = "linux")]
-    {
-        use nix::sys::resource::{Resource, getrlimit, setrlimit};
-        let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
-            if soft < hard { setrlimit(Resource::RLIMIT_NOFILE, hard, hard) } else { Ok(()) }
-        });
-        if let Err(error) = raised {
-            tracing::warn!(%error, "the limit of open files stays as it is");
-        }
-    }
 }

@@ -129,6 +129,14 @@ impl Problems<'_> {
         self.positive("proxy.stream_buffer_size", proxy.stream_buffer_size as u64);
         self.positive("proxy.capture_buffer_size", proxy.capture_buffer_size as u64);
         self.positive("proxy.max_body_bytes", proxy.max_body_bytes as u64);
+        if let Some(bytes) = proxy.large_bodies_bytes {
+            self.require(
+                bytes >= proxy.max_body_bytes,
+                "proxy.large_bodies_bytes",
+                "less than proxy.max_body_bytes: not one body of that length would have room",
+                "Set it to proxy.max_body_bytes or more, or leave it out.",
+            );
+        }
         self.positive("proxy.max_in_flight", proxy.max_in_flight as u64);
         if let Some(pinned) = &proxy.pinned_sampling {
             self.within("proxy.pinned_sampling.temperature", pinned.temperature, 0.0, 100.0);

@@ -48,6 +48,9 @@ pub struct Proxy {
     pub inline_system: InlineSystem,
     /// What becomes of the reasoning of earlier turns that a client of Messages or Responses says back.
     pub replayed_reasoning: ReplayedReasoning,
+    /// What becomes of tools that the vendor's servers run and no upstream here has: web search, code execution, MCP
+    /// servers.
+    pub server_tools: ServerTools,
     /// Bytes of a reply that may wait for a slow harness before lego stops reading from the upstream.
     pub stream_buffer_size: usize,
     /// Bytes of a stream's copy that stay in memory. What is longer, and all but the last 16 KiB of each when the copies
@@ -69,7 +72,10 @@ pub struct Proxy {
     pub keep_alive_secs: u64,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,
-    /// Most model calls in flight; further ones wait.
+    /// Bytes of request bodies over 1 MiB that are held at once, from their first byte until their call is recorded;
+    /// further ones wait. A call takes two to three times its body in memory. Absent: four times `max_body_bytes`.
+    pub large_bodies_bytes: Option<usize>,
+    /// Most model calls in flight; further ones wait. Fewer where the system lets the process open too few files.
     pub max_in_flight: usize,
     /// Longest such wait, in seconds; then the harness gets 429 with `Retry-After`.
     pub admission_wait_secs: u64,
@@ -143,6 +149,7 @@ impl Default for Proxy {
             history_rewrite_tolerance: true,
             inline_system: InlineSystem::Keep,
             replayed_reasoning: ReplayedReasoning::Keep,
+            server_tools: ServerTools::Auto,
             stream_buffer_size: 65536,
             capture_buffer_size: 256 * 1024,
             capture_dir: PathBuf::from("./captures"),
@@ -152,6 +159,7 @@ impl Default for Proxy {
             commit_wait_ms: 1000,
             keep_alive_secs: 15,
             max_body_bytes: 64 * 1024 * 1024,
+            large_bodies_bytes: None,
             max_in_flight: 1024,
             admission_wait_secs: 60,
             max_retries: 2,
@@ -186,6 +194,15 @@ impl Proxy {
     #[must_use]
     pub const fn commit_wait(&self) -> Duration {
         Duration::from_millis(self.commit_wait_ms)
+    }
+
+    /// [`Proxy::large_bodies_bytes`], or what it is by default.
+    #[must_use]
+    pub const fn large_bodies_bytes(&self) -> usize {
+        match self.large_bodies_bytes {
+            Some(bytes) => bytes,
+            None => self.max_body_bytes.saturating_mul(4),
+        }
     }
 
     /// [`Proxy::keep_alive_secs`] as a duration; `None` when keep-alives are off.
@@ -251,6 +268,20 @@ pub enum ReplayedReasoning {
     #[default]
     Keep,
     /// It is left out: for servers that refuse that member.
+    Drop,
+}
+
+/// Tools that the vendor's servers run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ServerTools {
+    /// Messages: `refuse`. Responses: `web_search` and `image_generation` are left out, since Codex sends them with
+    /// every request; others are refused.
+    #[default]
+    Auto,
+    /// The request is answered with 400 that names the tool.
+    Refuse,
+    /// They are left out; the model is not told of them.
     Drop,
 }
 

@@ -10,6 +10,7 @@
 //! - [`responses`]: OpenAI's Responses protocol in front of a chat upstream.
 //! - [`translate`]: other protocols in front of a chat upstream.
 //! - [`messages`]: Anthropic's Messages protocol on that seam.
+//! - [`server_tools`]: tools that only a vendor's own servers run, left out or refused.
 //! - [`volatile`]: parts of prompts that change from call to call, ignored or taken out.
 //! - [`error`]: the error body that clients of that protocol understand.
 //!
@@ -31,6 +32,7 @@ pub mod json;
 pub mod messages;
 pub mod object;
 pub mod responses;
+pub mod server_tools;
 pub mod sse;
 pub mod translate;
 pub mod volatile;

@@ -47,7 +47,9 @@ impl Proxy {
     /// Serves the admin listener until [`Proxy::shutdown`].
     pub async fn serve_admin(&self, listener: TcpListener, token: &str) {
         let (closing, abort) = (self.inner.closing.clone(), self.inner.abort.clone());
-        server::serve(listener, self.admin_router(token), closing, abort, None).await;
+        let router = self.admin_router(token);
+        let routers = server::Routers { usual: router.clone(), surplus: router };
+        server::serve(listener, routers, &self.inner.room, closing, abort, None).await;
     }
 
     /// Holds new calls back, with their connections kept alive, until [`Proxy::resume`].

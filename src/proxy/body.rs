@@ -1,49 +1,143 @@
-//! Request bodies, up to the limit of the configuration.
+//! Request bodies, up to the limit of the configuration, and of long ones only so many at once.
+
+use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, header};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::protocol::error::{ApiError, ErrorType};
 
 /// Bytes beyond a multiple of the limit are not waited for.
 const DRAINED_LIMITS: usize = 4;
+/// A longer body is a long one. Shorter ones are bounded by the number of connections and of calls.
+const SHORT: usize = 1 << 20;
+/// Room is counted in parts of this many bytes.
+const UNIT: usize = 1 << 10;
 
-/// Reads a request's body, which has to be plain UTF-8. One that is too long is read on and thrown away: clients that send all of it before they
-/// read would otherwise see a broken connection in place of the answer.
-pub(super) async fn read_body(headers: &HeaderMap, mut body: Body, limit: usize) -> Result<Bytes, ApiError> {
-    let told = body.size_hint().exact();
-    let mut text = BytesMut::new();
-    let mut length = 0_usize;
+/// Room for long bodies that are being read or belong to a call that is not recorded yet.
+pub(super) struct Bodies {
+    /// Longest body.
+    limit: usize,
+    room: Arc<Semaphore>,
+    /// Parts of the whole room.
+    units: usize,
+    longest_wait: Duration,
+}
+
+/// A body that was read.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) body: Bytes,
+    /// A long one's room, until this is dropped.
+    pub(super) held: Option<OwnedSemaphorePermit>,
+}
+
+impl Bodies {
+    /// `room`: bytes of long bodies at once. One has room in any case.
+    pub(super) fn new(limit: usize, room: usize, longest_wait: Duration) -> Self {
+        let units = room.max(limit).div_ceil(UNIT).clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
+        Self { limit, room: Arc::new(Semaphore::new(units)), units, longest_wait }
+    }
+
+    /// Reads a request's body, which has to be plain UTF-8. One that is too long, or has no room in time, is read on and thrown away: clients that
+    /// send all of it before they read would otherwise see a broken connection in place of the answer.
+    pub(super) async fn take(&self, headers: &HeaderMap, mut body: Body) -> Result<Taken, ApiError> {
+        let told = body.size_hint().exact();
+        let fits = told.and_then(|told| usize::try_from(told).ok()).filter(|told| *told <= self.limit);
+        let mut held = None;
+        if let Some(bytes) = fits.filter(|bytes| *bytes > SHORT) {
+            held = Some(self.room_for(bytes, &mut body, 0).await?);
+        }
+        // Of what is not written to yet the system keeps no memory.
+        let mut text = BytesMut::with_capacity(fits.unwrap_or(0));
+        let mut length = 0_usize;
+        while let Some(data) = next(&mut body).await? {
+            length = length.saturating_add(data.len());
+            if length > self.limit {
+                drop((text, held));
+                length = length.saturating_add(drain_from(body, length, self.limit).await?);
+                return Err(self.too_long(told.unwrap_or(length as u64)));
+            }
+            if length > SHORT && held.is_none() {
+                // Nobody said how long it is: two that grow side by side must not wait for each other's room.
+                held = Some(self.room_for(self.limit, &mut body, length).await?);
+            }
+            text.extend_from_slice(&data);
+        }
+        is_plain(headers, &text)?;
+        if let Some(held) = &mut held {
+            drop(held.split(held.num_permits().saturating_sub(length.div_ceil(UNIT))));
+        }
+        Ok(Taken { body: text.freeze(), held })
+    }
+
+    /// Room for so many bytes.
+    async fn room_for(
+        &self,
+        bytes: usize,
+        body: &mut Body,
+        read: usize,
+    ) -> Result<OwnedSemaphorePermit, ApiError> {
+        let units = u32::try_from(bytes.div_ceil(UNIT).min(self.units)).unwrap_or(u32::MAX);
+        let waiting = Arc::clone(&self.room).acquire_many_owned(units);
+        // It is never closed.
+        if let Some(held) = tokio::time::timeout(self.longest_wait, waiting).await.ok().and_then(Result::ok) {
+            return Ok(held);
+        }
+        drain_from(std::mem::take(body), read, self.limit).await?;
+        let message = format!(
+            "request bodies of {} MiB together are being handled, the most that this proxy holds of those over 1 MiB; \
+             try again soon, or raise proxy.large_bodies_bytes",
+            self.units * UNIT >> 20
+        );
+        Err(ApiError::new(429, ErrorType::Server, "too_many_large_bodies", message))
+    }
+
+    fn too_long(&self, bytes: u64) -> ApiError {
+        let limit = self.limit;
+        tracing::warn!(bytes, limit, "a request is refused: its body is longer than proxy.max_body_bytes");
+        let message = format!(
+            "the request body has {bytes} bytes, more than the {limit} that this proxy takes; raise \
+             proxy.max_body_bytes if it should pass"
+        );
+        ApiError::new(413, ErrorType::InvalidRequest, "request_too_large", message)
+    }
+}
+
+/// The next piece; `None` at the end.
+async fn next(body: &mut Body) -> Result<Option<Bytes>, ApiError> {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
             let message = format!("the request body broke off: {error}");
             ApiError::new(400, ErrorType::InvalidRequest, "bad_request", message)
         })?;
-        let Ok(data) = frame.into_data() else { continue };
-        length = length.saturating_add(data.len());
-        if length <= limit {
-            text.extend_from_slice(&data);
-        } else {
-            text = BytesMut::new();
-            if length > limit.saturating_mul(DRAINED_LIMITS) {
-                break;
-            }
+        if let Ok(data) = frame.into_data() {
+            return Ok(Some(data));
         }
     }
-    if length <= limit {
-        is_plain(headers, &text)?;
-        return Ok(text.freeze());
+    Ok(None)
+}
+
+/// Reads a body and throws it away; of one that is far beyond the limit not all.
+pub(super) async fn drain(body: Body, limit: usize) -> Result<usize, ApiError> {
+    drain_from(body, 0, limit).await
+}
+
+/// The same where so many bytes were read. Gives how many followed.
+async fn drain_from(mut body: Body, read: usize, limit: usize) -> Result<usize, ApiError> {
+    let most = limit.saturating_mul(DRAINED_LIMITS).saturating_sub(read);
+    let mut length = 0_usize;
+    while length <= most
+        && let Some(data) = next(&mut body).await?
+    {
+        length = length.saturating_add(data.len());
     }
-    let bytes = told.unwrap_or(length as u64);
-    tracing::warn!(bytes, limit, "a request is refused: its body is longer than proxy.max_body_bytes");
-    let message = format!(
-        "the request body has {bytes} bytes, more than the {limit} that this proxy takes; raise \
-         proxy.max_body_bytes if it should pass"
-    );
-    Err(ApiError::new(413, ErrorType::InvalidRequest, "request_too_large", message))
+    Ok(length)
 }
 
 /// Says of a body that no JSON can be read from what it is instead.
@@ -70,4 +164,64 @@ fn is_plain(headers: &HeaderMap, body: &[u8]) -> Result<(), ApiError> {
         "the request body begins with a byte order mark ({mark}), which JSON must not have: send it as UTF-8 without one"
     );
     Err(ApiError::new(400, ErrorType::InvalidRequest, "byte_order_mark", message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+    static NONE: std::sync::LazyLock<HeaderMap> = std::sync::LazyLock::new(HeaderMap::new);
+
+    fn told(bytes: usize) -> Body {
+        Body::from(vec![b'x'; bytes])
+    }
+
+    fn untold(bytes: usize) -> Body {
+        let pieces = vec![b'x'; bytes];
+        let pieces: Vec<_> =
+            pieces.chunks(100_000).map(|piece| Ok::<_, std::io::Error>(piece.to_vec())).collect();
+        Body::from_stream(futures_util::stream::iter(pieces))
+    }
+
+    #[tokio::test]
+    async fn long_bodies_wait_for_room_and_then_are_refused_and_short_ones_never_do() {
+        for body in [told, untold] {
+            let mut bodies = Bodies::new(4 * MIB, 8 * MIB, Duration::ZERO);
+            let free = |bodies: &Bodies| bodies.room.available_permits() * UNIT;
+            let first = bodies.take(&NONE, body(4 * MIB)).await.expect("room");
+            let second = bodies.take(&NONE, body(2 * MIB)).await.expect("room");
+            assert_eq!((first.body.len(), free(&bodies)), (4 * MIB, 2 * MIB), "as much as it has");
+            let refused = bodies.take(&NONE, body(3 * MIB)).await.expect_err("no room");
+            assert_eq!((refused.status, refused.code), (429, "too_many_large_bodies"));
+            assert!(
+                refused.message.contains("8 MiB") && refused.message.contains("proxy.large_bodies_bytes")
+            );
+            let short = bodies.take(&NONE, body(MIB)).await.expect("it needs no room");
+            assert!(short.held.is_none());
+            bodies.longest_wait = Duration::from_secs(60);
+            let waiting = async { bodies.take(&NONE, body(4 * MIB)).await.expect("room in time").body.len() };
+            let leaving = async { drop((first, second)) };
+            assert_eq!(tokio::join!(waiting, leaving).0, 4 * MIB);
+            let refused = bodies.take(&NONE, body(5 * MIB)).await.expect_err("too long");
+            assert_eq!((refused.status, free(&bodies)), (413, 8 * MIB));
+            assert!(refused.message.contains(&(5 * MIB).to_string()), "{}", refused.message);
+        }
+    }
+
+    #[tokio::test]
+    async fn bodies_that_grow_side_by_side_do_not_wait_for_each_other() {
+        let bodies = Bodies::new(4 * MIB, 8 * MIB, Duration::from_secs(60));
+        let all = (0..20)
+            .map(|_| async { bodies.take(&NONE, untold(3 * MIB)).await.map(|taken| taken.body.len()) });
+        for read in futures_util::future::join_all(all).await {
+            assert_eq!(read.expect("room in time"), 3 * MIB);
+        }
+    }
+
+    #[tokio::test]
+    async fn one_body_has_room_in_any_case() {
+        let bodies = Bodies::new(4 * MIB, 1, Duration::from_secs(60));
+        assert_eq!(bodies.take(&NONE, told(4 * MIB)).await.expect("room").body.len(), 4 * MIB);
+    }
 }

@@ -20,7 +20,7 @@ use http::{Method, StatusCode, Uri};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument as _;
 
-use super::body::read_body;
+use super::body::Taken;
 use super::face::{self, Face, Incoming};
 use super::failures::Failed;
 use super::limits::{Places, Refused};
@@ -30,7 +30,7 @@ use super::relay::Relay;
 use super::routes::Route;
 use super::session::Session;
 use super::stop::Stop;
-use super::{Inner, Shared, failures, identify, reply, whole};
+use super::{Inner, Shared, failures, identify, reply, unread, whole};
 use crate::config::Relay as RelayChoice;
 use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
@@ -90,13 +90,19 @@ async fn serve(
         return Err(closing());
     }
     let headers = identify::without_token(inner, headers);
-    let body = read_body(&headers, body, inner.options.max_body_bytes).await?;
+    let Taken { body, held } = match inner.bodies.take(&headers, body).await {
+        Ok(taken) => taken,
+        Err(error) if matches!(error.status, 413 | 429) => {
+            return Ok(unread::refused((id, received), api, shared, path_session, &headers, &error).await);
+        }
+        Err(error) => return Err(error),
+    };
     let route = {
         let trainers = identify::trainers(inner, &shared.door, path_session, &headers)?;
         inner.routes.find(inner, api, face::asked_model(&body).as_deref(), trainers.as_deref())?
     };
     let incoming = Incoming::read(inner, &route, api, body)?;
-    let session = identify::session_of(inner, &shared.door, path_session, &headers, &incoming.request)?;
+    let session = identify::session_of(inner, &shared.door, path_session, &headers, Some(&incoming.request))?;
     // From here on the session's end waits for this call.
     let tokens = (session.token(), inner.running.token());
     let conversation_id = identify::conversation_id(&headers);
@@ -108,10 +114,11 @@ async fn serve(
     let tolerates_rewrites = inner.options.history_rewrite_tolerance || !route.is_policy();
     let index = session.admit(&incoming.request, &inner.options.volatile, tolerates_rewrites)?;
     let plan = route.plan(&session, index);
-    let (places, refused) = match admission::admitted(inner, &session, &route).await {
+    let (mut places, refused) = match admission::admitted(inner, &session, &route).await {
         Ok(places) => (places, None),
         Err(refused) => (Places::default(), Some(refused)),
     };
+    places._body = held;
     let abort = Stop::new(session.closed(), route.total_timeout);
     let is_last = identify::is_last(inner, &shared.door, &headers);
     let attendance = Attendance::new(inner, &session, &incoming, conversation_id, abort.clone(), is_last);

@@ -62,7 +62,7 @@ async fn count(
     let inner = &shared.inner;
     let trainers = identify::trainers(inner, &shared.door, session, headers)?;
     let headers = &identify::without_token(inner, headers.clone());
-    let body = body::read_body(headers, body, inner.options.max_body_bytes).await?;
+    let body::Taken { body, held: _held } = inner.bodies.take(headers, body).await?;
     let api = ClientApi::AnthropicMessages;
     let asked = face::asked_model(&body);
     let route = inner.routes.find(inner, api, asked.as_deref(), trainers.as_deref())?;
@@ -70,8 +70,8 @@ async fn count(
     if route.upstream.kind() == UpstreamKind::Anthropic {
         return ask(inner, &route, "/messages/count_tokens", headers, of_model(body, model)).await;
     }
-    let told = face::without_volatile(inner, &route, api, &body);
-    let asked = face::as_configured(inner, messages::count_request(told.as_ref().unwrap_or(&body))?)?;
+    let told = face::told(inner, &route, api, &body)?;
+    let asked = face::as_configured(inner, messages::count_request(&told)?)?;
     let told = ask(inner, &route, "/../tokenize", headers, of_model(asked, model)).await?;
     messages::count_reply(&told).map_err(|error| {
         let message = format!("the count of tokens: {error}");

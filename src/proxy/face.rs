@@ -7,13 +7,13 @@ use serde::Deserialize;
 use super::responses::Responses;
 use super::routes::Route;
 use super::{Inner, reply};
-use crate::config::{InlineSystem, ReplayedReasoning};
+use crate::config::{InlineSystem, ReplayedReasoning, ServerTools};
 use crate::protocol::chat::{self, Request};
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::json;
 use crate::protocol::translate::{Piece, ReplyNames, ReplyWriter, Translation};
 use crate::protocol::volatile::Shape;
-use crate::protocol::{completions, generate, messages, responses};
+use crate::protocol::{completions, generate, messages, responses, server_tools};
 use crate::record::{CallId, ClientApi, UpstreamKind};
 use crate::upstream::sglang_completions::CompletionsWriter;
 use crate::upstream::sglang_request;
@@ -53,8 +53,7 @@ impl Incoming {
                            use POST /v1/messages";
             return Err(bad(message.to_owned()));
         }
-        let told = without_volatile(inner, route, api, &body);
-        let told = told.as_ref().unwrap_or(&body);
+        let told = &told(inner, route, api, &body)?;
         let translated = match api {
             // What a server of Messages takes is for it to say: lego reads the members that both protocols have.
             ClientApi::AnthropicMessages if speaks_messages => None,
@@ -176,9 +175,28 @@ impl Face {
     }
 }
 
-/// A request without the parts that the configuration has removed; `None` if there are none. A server of Messages
-/// gets what its client wrote.
-pub(super) fn without_volatile(inner: &Inner, route: &Route, api: ClientApi, body: &Bytes) -> Option<Bytes> {
+/// A request without what the configuration has left out of it. A server of Messages gets what its client wrote.
+///
+/// # Errors
+/// 400 for a tool that the configuration has refused, and for one that is left out and must be called.
+pub(super) fn told(inner: &Inner, route: &Route, api: ClientApi, body: &Bytes) -> Result<Bytes, ApiError> {
+    let told = without_volatile(inner, route, api, body).unwrap_or_else(|| body.clone());
+    let without = match (api, inner.options.server_tools) {
+        _ if route.upstream.kind() == UpstreamKind::Anthropic => None,
+        (ClientApi::AnthropicMessages, ServerTools::Drop) => server_tools::dropped_from_messages(&told)?,
+        (ClientApi::OpenaiResponses, ServerTools::Drop) => server_tools::dropped_from_responses(&told),
+        (ClientApi::OpenaiResponses, ServerTools::Refuse) => {
+            server_tools::none_in_responses(&told)?;
+            None
+        }
+        // The translation refuses them.
+        _ => None,
+    };
+    Ok(without.unwrap_or(told))
+}
+
+/// A request without the volatile parts that are to be removed; `None` if there are none.
+fn without_volatile(inner: &Inner, route: &Route, api: ClientApi, body: &Bytes) -> Option<Bytes> {
     let shape = match api {
         _ if route.upstream.kind() == UpstreamKind::Anthropic => return None,
         ClientApi::AnthropicMessages => Shape::Messages,

@@ -165,13 +165,13 @@ pub(super) fn trainers(
     }
 }
 
-/// The session of a call.
+/// The session of a call. Those whose request nobody read, and that name none, share one.
 pub(super) fn session_of(
     inner: &Inner,
     door: &Door,
     path_session: Option<&str>,
     headers: &HeaderMap,
-    request: &Request,
+    request: Option<&Request>,
 ) -> Result<Arc<Session>, ApiError> {
     if let Door::Session(session) = door {
         return Ok(Arc::clone(session));
@@ -184,7 +184,10 @@ pub(super) fn session_of(
                 .or_else(|| headers.get("x-session-id").and_then(|value| value.to_str().ok()));
             let id = match name {
                 Some(name) => parse(named(name).0)?,
-                None => derived(request, &inner.options.volatile),
+                None => match request {
+                    Some(request) => derived(request, &inner.options.volatile),
+                    None => parse(&format!("{DERIVED}unread"))?,
+                },
             };
             let make = |id| {
                 let spec = SessionSpec::stand_alone(id, *sampling);

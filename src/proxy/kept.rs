@@ -120,8 +120,9 @@ impl Kept {
         match self {
             Self::Nothing => Ok(None),
             Self::Body(body) => {
-                let text = if is_json { std::str::from_utf8(body.trim_ascii()).ok() } else { None };
-                Ok(Some(text.map_or_else(|| raw(body), JsonText::of_read)))
+                let whole = || body.slice_ref(body.trim_ascii());
+                let text = if is_json { JsonText::of_read_bytes(whole()).ok() } else { None };
+                Ok(Some(text.unwrap_or_else(|| raw(body))))
             }
             Self::Events(tape) => {
                 let joined = self.joined(tape.bytes() + 2, take)?;
@@ -146,6 +147,7 @@ impl Kept {
             take(name, data);
         })?;
         list.push(b']');
+        list.shrink_to_fit();
         Ok(list)
     }
 
@@ -167,9 +169,8 @@ impl Kept {
 }
 
 /// Bytes as JSON: as they are when they are JSON, else as a string.
-pub(super) fn raw(bytes: &[u8]) -> JsonText {
-    let own = std::str::from_utf8(bytes).ok().and_then(|text| JsonText::new(text).ok());
-    own.unwrap_or_else(|| JsonText::of_read(as_string(bytes)))
+pub(super) fn raw(bytes: &Bytes) -> JsonText {
+    JsonText::of_bytes(bytes).unwrap_or_else(|_| JsonText::of_read(as_string(bytes)))
 }
 
 fn as_string(bytes: &[u8]) -> String {

@@ -20,6 +20,8 @@ pub(super) struct Places {
     /// One of its route's.
     pub(super) _of_route: Option<OwnedSemaphorePermit>,
     pub(super) _running: Option<Running>,
+    /// The room of a long request body.
+    pub(super) _body: Option<OwnedSemaphorePermit>,
 }
 
 /// A call that found no place in time.

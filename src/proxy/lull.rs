@@ -58,17 +58,23 @@ impl Burst {
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const HEAPS: libc::c_int = 2;
 
-/// Has all threads that begin after this share few heaps.
+/// A block of this many bytes is large.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-pub fn share_heaps() {
-    // SAFETY: takes no pointer; glibc locks what it sets.
-    let is_set = unsafe { libc::mallopt(libc::M_ARENA_MAX, HEAPS) } == 1;
-    tracing::debug!(is_set, "threads share heaps");
-}
+const LARGE_BLOCK: libc::c_int = 1 << 20;
 
-/// Has all threads that begin after this share few heaps, where the system's allocator can be told so.
-#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-pub const fn share_heaps() {}
+/// Has all threads that begin after this share few heaps, and large blocks go back to the system when they are freed. By
+/// itself glibc takes the first large one that is freed for a sign that more will come, and keeps all up to 32 MiB between
+/// those that are in use. Other allocators are left as they are.
+pub fn settle_heaps() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: takes no pointer; glibc sets numbers under its lock.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, HEAPS);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE_BLOCK);
+        // What shrinks now and grows again a moment later is kept.
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 16 * LARGE_BLOCK);
+    }
+}
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn trim() {

@@ -27,6 +27,7 @@ mod columns;
 mod count;
 mod face;
 mod failures;
+mod files;
 mod gate;
 mod guard;
 mod identify;
@@ -54,15 +55,18 @@ mod stall;
 mod stop;
 mod store;
 mod tape;
+mod unread;
 mod verdict;
 mod whole;
 
 use std::sync::Arc;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware;
 use axum::routing::{get, post};
+use http::{HeaderMap, Uri};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceBuilder;
@@ -70,8 +74,9 @@ use tower::ServiceBuilder;
 use crate::record::{CallSink, ClientApi, SessionId};
 use crate::upstream::Upstream;
 
+pub use files::{FileShare, raise_open_files};
 pub use local_ids::{LocalTokenizer, LocalTokenizers};
-pub use lull::share_heaps;
+pub use lull::settle_heaps;
 pub use options::{Mode, ProxyOptions, RenderMetrics};
 pub use routes::RouteOptions;
 pub use server::{ListenError, listen};
@@ -152,6 +157,12 @@ struct Inner {
     failures: failures::Failures,
     /// Permits for calls in flight.
     slots: Arc<tokio::sync::Semaphore>,
+    /// How many there are of them, and why.
+    share: files::FileShare,
+    /// For connections of clients.
+    room: files::Room,
+    /// For request bodies.
+    bodies: body::Bodies,
     /// Calls that are running or not durable yet, and listeners.
     running: tokio_util::task::TaskTracker,
     /// No new calls.
@@ -177,8 +188,13 @@ impl Proxy {
         default: Option<Arc<Upstream>>,
         routes: Vec<RouteOptions>,
     ) -> Self {
+        let upstreams = usize::from(default.is_some()) + routes.len();
+        let share = files::FileShare::of(options.open_files, options.max_in_flight, upstreams);
+        if let Some(warning) = share.warning(options.max_in_flight) {
+            tracing::warn!("{warning}");
+        }
         let routes = routes::Routes::new(&options, default, routes);
-        let slots = Arc::new(tokio::sync::Semaphore::new(options.max_in_flight));
+        let slots = Arc::new(tokio::sync::Semaphore::new(share.calls));
         let inner = Inner {
             sink,
             tapes: tape::Tapes::new(options.spill.clone(), options.capture_buffer_bytes),
@@ -190,6 +206,13 @@ impl Proxy {
             measures: measures::Measures::default(),
             failures: failures::Failures::default(),
             slots,
+            room: files::Room::new(&share),
+            share,
+            bodies: body::Bodies::new(
+                options.max_body_bytes,
+                options.large_bodies_bytes,
+                options.admission_wait,
+            ),
             running: tokio_util::task::TaskTracker::new(),
             closing: CancellationToken::new(),
             abort: CancellationToken::new(),
@@ -221,6 +244,26 @@ impl Proxy {
         layered(model_routes("/v1").merge(native_route("")), state)
     }
 
+    /// What connections get for which there is no room: health and metrics, and else 429.
+    fn surplus_router(&self) -> Router {
+        let state = Shared { inner: Arc::clone(&self.inner), door: Door::Public };
+        let limit = self.inner.options.max_body_bytes;
+        let routes = Router::new()
+            .route("/metrics", get(models::metrics))
+            .route_layer(middleware::from_fn_with_state(state.clone(), guard::token))
+            .route("/healthz", get(models::healthz))
+            .route("/readyz", get(models::readyz))
+            .fallback(move |uri: Uri, headers: HeaderMap, body: Body| {
+                files::no_room(limit, uri, headers, body)
+            })
+            .with_state(state.clone());
+        let layers = ServiceBuilder::new()
+            .layer(middleware::from_fn(reply::caught))
+            .layer(middleware::map_response(files::last))
+            .layer(middleware::from_fn_with_state(state, guard::host));
+        routes.layer(layers)
+    }
+
     /// Opens a session.
     ///
     /// # Errors
@@ -248,17 +291,20 @@ impl Proxy {
         let session = found.ok_or_else(|| ProxyError::NoSuchSession(session.clone()))?;
         let closed = session.closed();
         let stall = self.inner.options.client_stall;
-        server::serve(listener, self.session_router(session), closed.clone(), closed, stall).await;
+        let routers = server::Routers { usual: self.session_router(session), surplus: self.surplus_router() };
+        server::serve(listener, routers, &self.inner.room, closed.clone(), closed, stall).await;
         Ok(())
     }
 
     /// Serves the public listener until [`Proxy::shutdown`].
     pub async fn serve(&self, listener: TcpListener) {
         let (closing, abort) = (self.inner.closing.clone(), self.inner.abort.clone());
+        let stall = self.inner.options.client_stall;
+        let routers = server::Routers { usual: self.router(), surplus: self.surplus_router() };
         tokio::select! {
-            () = server::serve(listener, self.router(), closing, abort, self.inner.options.client_stall) => {}
+            () = server::serve(listener, routers, &self.inner.room, closing, abort, stall) => {}
             () = self.inner.sessions.keep_tidy() => {}
-            () = lull::give_back(&self.inner.slots, self.inner.options.max_in_flight) => {}
+            () = lull::give_back(&self.inner.slots, self.inner.share.calls) => {}
         }
     }
 

@@ -50,6 +50,8 @@ pub struct ProxyOptions {
     pub inline_system: config::InlineSystem,
     /// What becomes of the reasoning of earlier turns in translated requests.
     pub replayed_reasoning: config::ReplayedReasoning,
+    /// What becomes of tools that the vendor's servers run, in translated requests.
+    pub server_tools: config::ServerTools,
     /// False: a call that rewrites its session's history is answered with 409.
     pub history_rewrite_tolerance: bool,
     /// Most bytes of a reply held at once: what is taken from the upstream for one write to the client, and what is
@@ -65,7 +67,11 @@ pub struct ProxyOptions {
     /// body.
     pub keep_alive: Option<Duration>,
     pub max_body_bytes: usize,
+    /// Bytes of request bodies over 1 MiB that are held at once.
+    pub large_bodies_bytes: usize,
     pub max_in_flight: usize,
+    /// Files that this process may open; `None`: as many as it likes.
+    pub open_files: Option<usize>,
     /// Longest wait of a call for one of the places in flight.
     pub admission_wait: Duration,
     pub retries: Retries,
@@ -103,6 +109,7 @@ impl ProxyOptions {
             probes_upstream: config.probe_upstream,
             inline_system: config.inline_system,
             replayed_reasoning: config.replayed_reasoning,
+            server_tools: config.server_tools,
             history_rewrite_tolerance: config.history_rewrite_tolerance,
             stream_buffer_bytes: config.stream_buffer_size,
             capture_buffer_bytes: config.capture_buffer_size,
@@ -110,7 +117,9 @@ impl ProxyOptions {
             commit_wait: config.commit_wait(),
             keep_alive: config.keep_alive(),
             max_body_bytes: config.max_body_bytes,
+            large_bodies_bytes: config.large_bodies_bytes(),
             max_in_flight: config.max_in_flight,
+            open_files: None,
             admission_wait: Duration::from_secs(config.admission_wait_secs),
             retries: Retries {
                 most: config.max_retries,

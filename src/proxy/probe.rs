@@ -60,7 +60,7 @@ fn call(
     probe: ProbeExchange,
 ) -> Call {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let raw = |bytes: &[u8]| JsonText::new(std::str::from_utf8(bytes).ok()?).ok();
+    let raw = |bytes: &bytes::Bytes| JsonText::of_bytes(bytes).ok();
     // Its tokens were sampled like any others, and are accounted for.
     let mut reply = Received::new(api, 1);
     if let Err(error) = reply.body(&probe.reply) {

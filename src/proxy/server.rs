@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
+use super::files::{Place, Room, SURPLUS_PATIENCE};
 use super::stall::{Link, Noted, Patience, Watch};
 
 /// Connections that may wait to be accepted: with the usual 128, a burst of new clients waits a second for TCP's
@@ -78,11 +79,19 @@ pub async fn listen(host: &str, port: u16, has_client_token: bool) -> Result<Tcp
     })
 }
 
+/// What connections are answered by.
+pub(super) struct Routers {
+    pub(super) usual: Router,
+    /// Where there is no room for one more.
+    pub(super) surplus: Router,
+}
+
 /// Serves a listener until `stop`, then lets its connections finish; soon after `abort` they are closed. Before that a
 /// connection is closed whose client takes nothing for longer than `stall`.
 pub(super) async fn serve(
     listener: TcpListener,
-    router: Router,
+    routers: Routers,
+    room: &Room,
     stop: CancellationToken,
     abort: CancellationToken,
     stall: Option<Duration>,
@@ -95,7 +104,15 @@ pub(super) async fn serve(
             biased;
             () = stop.cancelled() => break,
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => drop(connections.spawn(connection(stream, router.clone(), ending.clone(), patience))),
+                Ok((stream, _)) => {
+                    let place = tokio::select! {
+                        biased;
+                        () = stop.cancelled() => break,
+                        place = room.enter() => place,
+                    };
+                    let router = if place.is_surplus { &routers.surplus } else { &routers.usual };
+                    connections.spawn(connection(stream, place, router.clone(), ending.clone(), patience));
+                }
                 Err(error) => {
                     // Too many open files, mostly: they are closed as calls end.
                     tracing::warn!(%error, "a connection could not be accepted");
@@ -134,7 +151,7 @@ impl Ending {
     }
 }
 
-async fn connection(stream: TcpStream, router: Router, ending: Ending, patience: Patience) {
+async fn connection(stream: TcpStream, place: Place, router: Router, ending: Ending, patience: Patience) {
     // Without it a token waits up to 40 ms for the acknowledgement of the one before.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "a connection went away");
@@ -144,10 +161,11 @@ async fn connection(stream: TcpStream, router: Router, ending: Ending, patience:
     let answers = link.clone();
     let router = ServiceExt::<Request<Incoming>>::map_response(router, move |reply| answers.answers(reply));
     let service = TowerToHyperService::new(router);
+    let head_limit = if place.is_surplus { SURPLUS_PATIENCE } else { HEAD_LIMIT };
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_LIMIT)
+        .header_read_timeout(head_limit)
         .max_buf_size(BUFFER_BYTES)
         .max_headers(MAX_HEADERS);
     let mut watch = Watch::new(link.clone(), patience);

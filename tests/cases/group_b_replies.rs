@@ -101,6 +101,52 @@ async fn b15_schemas_go_as_they_came_and_servers_tools_are_refused() {
 }
 
 #[tokio::test]
+async fn b15_server_tools_are_refused_or_left_out_as_the_setting_says() {
+    use lego::config::ServerTools::{Auto, Drop, Refuse};
+    for (setting, of_messages, of_responses) in [(Auto, 400, 200), (Refuse, 400, 400), (Drop, 200, 200)] {
+        let mut options = ProxyOptions::stand_alone();
+        options.server_tools = setting;
+        let setup = Setup::with(options, UpstreamKind::Vllm, Script::default()).await;
+        let mut spoken = responses(false);
+        spoken["tools"] =
+            json!([{"type": "web_search"}, {"type": "function", "name": "f", "parameters": {}}]);
+        let mut said = messages(false);
+        said["tools"] = json!([{"type": "web_search_20250305", "name": "web_search"}, {"name": "f", "input_schema": {"type": "object"}}]);
+        for (route, body, status) in [
+            ("messages", &said, of_messages),
+            ("messages/count_tokens", &said, of_messages),
+            ("responses", &spoken, of_responses),
+        ] {
+            let reply = post(&url(&setup, route), body).await;
+            assert_eq!(reply.status(), status, "{setting:?} {route}");
+            let reply = String::from_utf8_lossy(&whole(reply).await).into_owned();
+            assert!(
+                status == 200 || reply.contains("tools[0]") && reply.contains("proxy.server_tools"),
+                "{reply}"
+            );
+        }
+        let asked = setup
+            .mock
+            .asked()
+            .iter()
+            .map(|asked| asked.json())
+            .chain(setup.mock.tokenized())
+            .collect::<Vec<_>>();
+        let passed = [of_messages, of_messages, of_responses].iter().filter(|status| **status == 200).count();
+        assert_eq!(asked.len(), passed);
+        for asked in asked {
+            let names: Vec<_> = asked["tools"]
+                .as_array()
+                .expect("tools")
+                .iter()
+                .map(|tool| &tool["function"]["name"])
+                .collect();
+            assert_eq!(names, ["f"], "{setting:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn b19_the_asked_model_is_echoed_and_both_names_are_recorded() {
     let model_map = BTreeMap::from([("claude-x".to_owned(), "local-model".to_owned())]);
     let mode = Mode::StandAlone { sampling: SessionSampling::PassThrough, model_map };

@@ -90,8 +90,9 @@ async fn g03_bodies_pass_up_to_the_limit_and_beyond_it_are_told_so() {
         for sent in [told, untold] {
             let sent =
                 client().post(url(&setup, route)).header("content-type", "application/json").body(sent);
-            let response = sent.send().await.expect("an answer");
+            let response = sent.header("x-session-id", "long").send().await.expect("an answer");
             assert_eq!(response.status(), 413);
+            let call_id = response.headers()["x-lego-call-id"].to_str().expect("an id").to_owned();
             let reply: Value = serde_json::from_slice(&whole(response).await).expect("JSON");
             let expected = if route == "messages" { "request_too_large" } else { "invalid_request_error" };
             assert_eq!(reply["error"]["type"], expected);
@@ -99,10 +100,17 @@ async fn g03_bodies_pass_up_to_the_limit_and_beyond_it_are_told_so() {
             for part in [(3 * MIB).to_string(), MIB.to_string(), "proxy.max_body_bytes".to_owned()] {
                 assert!(message.contains(&part), "{part} in {message}");
             }
+            let call = setup.sink.calls(setup.sink.count().max(1)).await.pop().expect("a record");
+            assert_eq!((call.call_id.to_string(), call.session_id.as_str()), (call_id, "long"));
+            assert_eq!((call.status, call.http_status), (CallStatus::Aborted, 413));
+            assert_eq!((call.error.as_deref(), call.client_request), (Some(message), None));
+            assert!(!call.trainable && call.usage.is_none() && call.upstream_request.is_none());
         }
     }
-    assert_eq!(setup.mock.asked().len(), 0);
+    assert_eq!((setup.mock.asked().len(), setup.sink.count()), (0, 6));
     assert_eq!(counters.get("lego_proxy_refused_total{code=\"request_too_large\"}"), 6.0);
+    assert_eq!(counters.get("lego_proxy_calls_total{status=\"aborted\"}"), 6.0);
+    assert_eq!(counters.get("lego_proxy_calls_in_flight"), 0.0);
 }
 
 #[tokio::test]

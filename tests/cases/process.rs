@@ -41,6 +41,17 @@ pub struct Process {
 impl Process {
     /// With these settings of `[proxy]` and variables; returns once it listens.
     pub async fn start(upstream: &str, settings: &Value, variables: &[(&str, &str)]) -> Self {
+        Self::run(Command::new(env!("CARGO_BIN_EXE_lego")), upstream, settings, variables).await
+    }
+
+    /// The same where the system lets the process open no more files than this.
+    pub async fn with_files(upstream: &str, settings: &Value, files: u32) -> Self {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -n {files} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_lego")]);
+        Self::run(command, upstream, settings, &[]).await
+    }
+
+    async fn run(mut command: Command, upstream: &str, settings: &Value, variables: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().expect("temporary folder");
         let mut proxy = json!({"listen_port": 0, "upstream_base_url": upstream, "capture_dir": "captures",
             "probe_upstream": false, "max_retries": 0});
@@ -49,7 +60,6 @@ impl Process {
         }
         let config = json!({"proxy": proxy}).to_string();
         std::fs::write(folder.path().join("proxy_config.json"), config).expect("written");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lego"));
         command.arg("proxy").current_dir(folder.path()).stderr(Stdio::piped()).kill_on_drop(true);
         for name in PROXY_VARIABLES {
             command.env_remove(name);
@@ -94,6 +104,15 @@ impl Process {
         };
         let waited = tokio::time::timeout(PATIENCE, found).await;
         waited.unwrap_or_else(|_| panic!("{words:?} is not said in {}", self.log()))
+    }
+
+    /// Most bytes that were resident at once so far.
+    pub fn peak(&self) -> u64 {
+        let pid = self.child.id().expect("it runs");
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("readable");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+        let kibibytes = line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number");
+        kibibytes * 1024
     }
 
     pub fn signal(&self, signal: Signal) {

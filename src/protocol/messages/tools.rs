@@ -3,6 +3,7 @@
 use super::node::{Node, Object, refuse};
 use crate::protocol::error::ApiError;
 use crate::protocol::json;
+use crate::protocol::server_tools::OF_MESSAGES;
 
 /// Elements of chat's `tools`, with commas; `None` if there is no tool. Schemas go on as the bytes that came.
 pub(super) fn tools(node: Node<'_, '_>) -> Result<Option<String>, ApiError> {
@@ -59,14 +60,11 @@ fn no_schema(tool: &Object<'_, '_>, kind: &str) -> ApiError {
     if kind == "custom" {
         return refuse(tool.path, format_args!("the tool \"{name}\" has no input_schema; add one"));
     }
-    let is_run_by_vendor = ["web_search", "web_fetch", "code_execution", "mcp_toolset", "advisor"]
-        .iter()
-        .any(|prefix| kind.starts_with(prefix));
-    if is_run_by_vendor {
+    if OF_MESSAGES.iter().any(|prefix| kind.starts_with(prefix)) {
         return refuse(
             tool.path,
             format_args!(
-                "the tool \"{name}\" ({kind}) is run by Anthropic's servers, which this upstream has not; turn it off in the harness"
+                "the tool \"{name}\" ({kind}) is run by Anthropic's servers, which this upstream has not; turn it off in the harness, or set proxy.server_tools = \"drop\""
             ),
         );
     }

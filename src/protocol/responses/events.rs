@@ -26,15 +26,20 @@ impl Events {
         self.buffer.push_str("event: ");
         self.buffer.push_str(kind);
         self.buffer.push_str("\ndata: ");
-        for character in fill(event).end().chars() {
-            match character {
-                // Some clients take these for line ends. They can only stand in strings.
-                '\u{85}' => self.buffer.push_str("\\u0085"),
-                '\u{2028}' => self.buffer.push_str("\\u2028"),
-                '\u{2029}' => self.buffer.push_str("\\u2029"),
-                other => self.buffer.push(other),
-            }
+        let data = fill(event).end();
+        self.buffer.reserve(data.len() + 2);
+        let mut copied = 0;
+        // Some clients take these for line ends. They can only stand in strings.
+        for (at, end) in data.match_indices(['\u{85}', '\u{2028}', '\u{2029}']) {
+            self.buffer.push_str(&data[copied..at]);
+            self.buffer.push_str(match end {
+                "\u{85}" => "\\u0085",
+                "\u{2028}" => "\\u2028",
+                _ => "\\u2029",
+            });
+            copied = at + end.len();
         }
+        self.buffer.push_str(&data[copied..]);
         self.buffer.push_str("\n\n");
     }
 

@@ -31,14 +31,15 @@ async fn place(inner: &Inner, route: &Route) -> Result<Places, Refused> {
     let of_route = route.limits.place().await?;
     let waiting = Arc::clone(&inner.slots).acquire_owned();
     match tokio::time::timeout(inner.options.admission_wait, waiting).await {
-        Ok(slot) => Ok(Places { _slot: slot.ok(), _of_route: of_route, _running: Some(inner.gate.enter()) }),
+        Ok(slot) => Ok(Places {
+            _slot: slot.ok(),
+            _of_route: of_route,
+            _running: Some(inner.gate.enter()),
+            _body: None,
+        }),
         Err(_) => Err(Refused {
             status: 429,
-            message: format!(
-                "{} calls are in flight, the most that this proxy lets in; try again soon, or raise \
-                 proxy.max_in_flight",
-                inner.options.max_in_flight
-            ),
+            message: inner.share.full(),
             code: "too_many_calls",
             after: Duration::from_secs(1),
         }),

@@ -40,7 +40,7 @@ impl Relay {
         }
         for piece in pieces {
             match piece {
-                Piece::Bytes(bytes) => self.ready.extend_from_slice(&bytes),
+                Piece::Bytes(bytes) => self.ready.push(bytes),
                 Piece::Barrier => {
                     if let Err(error) = self.recorder.draft().await {
                         return self.fail(CallStatus::Aborted, whole::sink_error(&error)).await;
@@ -68,7 +68,7 @@ impl Relay {
         }
         match self.destreamed(body) {
             Ok(events) => {
-                self.held.extend_from_slice(&events);
+                self.held.push(events);
                 self.release(true).await;
                 self.is_over = true;
             }
@@ -111,7 +111,7 @@ impl Relay {
             return;
         }
         for bytes in self.face.end() {
-            self.ready.extend_from_slice(&bytes);
+            self.ready.push(bytes);
         }
         self.face.keep(&self.inner.responses);
     }

@@ -3,14 +3,16 @@
 
 mod again;
 mod foreign;
+mod ready;
 mod wait;
 
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 
+use self::ready::Ready;
 use self::wait::{FAR, Source, Step, reading};
 use super::call::{self, Sending};
 use super::face::Face;
@@ -42,9 +44,9 @@ pub(super) struct Relay {
     clock: Pin<Box<Sleep>>,
     parser: Parser,
     /// What the client may have now.
-    ready: BytesMut,
+    ready: Ready,
     /// From the first held event on: what waits for the call to be durable.
-    held: BytesMut,
+    held: Ready,
     /// Holding ends then at the latest.
     hold_until: Option<Instant>,
     /// The first block of the upstream's stream that is held.
@@ -121,8 +123,8 @@ impl Relay {
             steps: 0,
             clock: Box::pin(tokio::time::sleep_until(now + FAR)),
             parser: Parser::new(),
-            ready: BytesMut::new(),
-            held: BytesMut::new(),
+            ready: Ready::default(),
+            held: Ready::default(),
             hold_until: None,
             held_from: None,
             again: None,
@@ -160,7 +162,7 @@ impl Relay {
                     self.inner.measures.added_to_reply.record(self.last_sent - self.last_received);
                 }
                 self.measured.buffered.set(self.held.len() + self.parser.pending());
-                return Some(Ok(self.ready.split().freeze()));
+                return Some(Ok(self.ready.take()));
             }
             if self.is_over {
                 if self.is_left() {
@@ -242,7 +244,7 @@ impl Relay {
 
     async fn piece(&mut self, piece: Bytes) {
         if self.is_unread {
-            self.ready.extend_from_slice(&piece);
+            self.ready.push(piece);
             return;
         }
         self.parser.push_piece(piece);
@@ -269,7 +271,7 @@ impl Relay {
             self.release(true).await;
             self.all_again();
             let rest = self.parser.take_pending();
-            self.ready.extend_from_slice(&rest);
+            self.ready.push(rest);
         }
     }
 
@@ -307,9 +309,9 @@ impl Relay {
         }
         let out = self.own(event);
         if self.hold_until.is_some() {
-            self.held.extend_from_slice(&out);
+            self.held.push(out);
         } else {
-            self.ready.extend_from_slice(&out);
+            self.ready.push(out);
         }
     }
 
@@ -355,8 +357,7 @@ impl Relay {
         };
         match committed {
             Ok(()) => {
-                let held = self.held.split();
-                self.ready.extend_from_slice(&held);
+                self.ready.append(&mut self.held);
                 self.may_act = true;
                 if self.recorder.is_done() {
                     self.finish();
@@ -415,8 +416,7 @@ impl Relay {
         self.recorder.attendance.close();
         match self.recorder.commit(status, Some(error.message.clone())).await {
             Ok(()) => {
-                let held = self.held.split();
-                self.ready.extend_from_slice(&held);
+                self.ready.append(&mut self.held);
                 self.say(&error);
             }
             Err(error) => self.say(&whole::sink_error(&error)),

@@ -9,15 +9,18 @@ mod setup;
 mod speech;
 
 mod admin;
+mod alive;
 mod asked;
 mod bytes;
 mod cuts;
 mod durable;
 mod engines;
 mod faults;
+mod forms;
 mod local_ids;
 mod native;
 mod protocols;
+mod raw;
 mod records;
 mod rejoin;
 mod retries;

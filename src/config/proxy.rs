@@ -67,7 +67,7 @@ pub struct Proxy {
     pub durability: Durability,
     /// Longest wait for usage and terminator before a call is committed without them, in milliseconds.
     pub commit_wait_ms: u64,
-    /// While the upstream is silent, a harness gets a sign of life this often, in seconds: a no-op event in a stream, a
+    /// A harness that was given no event for so long gets a sign of life, in seconds: a no-op event in a stream, a
     /// space in front of a body. The reply's status is 200 from the first one on. 0: never.
     pub keep_alive_secs: u64,
     /// Largest request body, in bytes.

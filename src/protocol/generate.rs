@@ -216,6 +216,33 @@ fn cut_output(text: &[u8], at: usize, wanted: &Cut, edits: &mut Vec<Edit>) -> Re
     Ok(())
 }
 
+/// Data of the events of a stream that says what `body` says, without the final `[DONE]`: one event for each output,
+/// with its number where there are several.
+///
+/// # Errors
+/// [`ScanError`] if `body` is no reply of this protocol.
+pub fn events(body: &[u8]) -> Result<Vec<Bytes>, ScanError> {
+    if !body.trim_ascii_start().starts_with(b"[") {
+        json::members(body, 0)?;
+        return Ok(vec![json::one_line(body)]);
+    }
+    let mut events = Vec::new();
+    for (index, output) in json::elements(body, 0)?.into_iter().enumerate() {
+        let members = json::members(body, output.start)?;
+        let output = json::one_line(&body[output]);
+        let has_number = json::find(body, &members, "index").is_some();
+        match output.strip_prefix(b"{").filter(|_| !has_number && !members.is_empty()) {
+            Some(rest) => {
+                let mut event = format!("{{\"index\":{index},").into_bytes();
+                event.extend_from_slice(rest);
+                events.push(event.into());
+            }
+            None => events.push(output),
+        }
+    }
+    Ok(events)
+}
+
 #[cfg(test)]
 #[path = "generate_tests.rs"]
 mod tests;

@@ -6,6 +6,8 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use bytes::Bytes;
+
 /// The text is not the shape that was asked for at this offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("expected {expected} at byte {at}")]
@@ -226,6 +228,14 @@ pub fn without_bad_numbers(text: &[u8]) -> Option<Vec<u8>> {
         }
     }
     (!edits.is_empty()).then(|| apply(text, &edits))
+}
+
+/// JSON text as one line, its values as they are.
+#[must_use]
+pub fn one_line(text: &[u8]) -> Bytes {
+    let mut out = Vec::with_capacity(text.len());
+    push_compact(&mut out, text);
+    out.into()
 }
 
 /// Appends JSON text on one line: white space between values goes, and what a reader of lines could take for a line

@@ -2,12 +2,13 @@
 
 mod admission;
 mod again;
+pub(super) mod answer;
 mod found;
 mod native;
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -26,7 +27,6 @@ use super::failures::Failed;
 use super::limits::{Places, Refused};
 use super::recorder::{Recorder, Wire};
 use super::rejoin::{self, Attendance};
-use super::relay::Relay;
 use super::routes::Route;
 use super::session::Session;
 use super::stop::Stop;
@@ -213,7 +213,7 @@ impl Call {
                 }
                 first = &mut sending => first,
                 // The client has waited long enough for a sign of life: its reply begins before the upstream's.
-                () = sleep(self.inner.options.keep_alive) => {
+                () = answer::sleep(self.inner.options.keep_alive) => {
                     return Ok(self.answer_early(recorder, face, sending));
                 }
             };
@@ -347,78 +347,5 @@ impl Call {
             let _ = version_at_start.set(route.version_now(&inner, &session));
             route.upstream.send(Method::POST, path, query.as_deref(), &headers, body).await
         })
-    }
-
-    async fn answer(
-        &self,
-        mut recorder: Recorder,
-        face: Face,
-        first: Result<UpstreamReply, UpstreamError>,
-    ) -> Response {
-        let received = match first {
-            Ok(received) => received,
-            Err(error) => {
-                let (status, error) = whole::no_reply(&error);
-                return whole::fail(recorder, &face, status, &error).await;
-            }
-        };
-        let is_destreamed = self.request.is_stream && !recorder.prepared.upstream_is_stream;
-        if is_destreamed && received.status.is_success() && !whole::is_compressed(&received.headers) {
-            recorder.http_status = received.status.as_u16();
-            let call_id = recorder.call_id;
-            let headers = upstream::forward_reply_headers(&received.headers);
-            let (inner, abort) = (Arc::clone(&self.inner), self.abort.clone());
-            let relay = Relay::whole(inner, recorder, face, received.body, abort);
-            return reply::with_call_id(stream(headers, relay), call_id);
-        }
-        if !is_stream(&received) {
-            return whole::answer(&self.inner, recorder, face, received, &self.abort).await;
-        }
-        recorder.http_status = received.status.as_u16();
-        let call_id = recorder.call_id;
-        let headers = upstream::forward_reply_headers(&received.headers);
-        let (inner, abort) = (Arc::clone(&self.inner), self.abort.clone());
-        let relay = Relay::streaming(inner, recorder, face, received.body, abort);
-        reply::with_call_id(stream(headers, relay), call_id)
-    }
-
-    /// Begins the client's reply before the upstream's is known.
-    fn answer_early(&self, mut recorder: Recorder, face: Face, sending: Sending) -> Response {
-        recorder.http_status = 200;
-        let call_id = recorder.call_id;
-        let (inner, abort) = (Arc::clone(&self.inner), self.abort.clone());
-        let response = if self.request.is_stream {
-            let relay = Relay::waiting(inner, recorder, face, sending, abort);
-            stream(HeaderMap::new(), relay)
-        } else {
-            whole::patient(inner, recorder, face, sending, abort)
-        };
-        reply::with_call_id(response, call_id)
-    }
-}
-
-/// True for a success that is an event stream which can be read.
-pub(super) fn is_stream(received: &UpstreamReply) -> bool {
-    let content_type = received.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    received.status.is_success()
-        && content_type.is_some_and(|value| value.starts_with("text/event-stream"))
-        && !whole::is_compressed(&received.headers)
-}
-
-fn stream(mut headers: HeaderMap, relay: Relay) -> Response {
-    reply::stream_headers(&mut headers);
-    let (attendance, call_id) = (relay.attendance(), relay.call_id());
-    // In a box, since it is moved with each piece.
-    let pieces = futures_util::stream::unfold(Box::new(relay), |mut relay| async move {
-        let piece = relay.next().await?;
-        Some((piece, relay))
-    });
-    rejoin::begun(attendance, call_id, headers, pieces)
-}
-
-async fn sleep(duration: Option<Duration>) {
-    match duration {
-        Some(duration) => tokio::time::sleep(duration).await,
-        None => std::future::pending().await,
     }
 }

@@ -8,9 +8,10 @@ use super::responses::Responses;
 use super::routes::Route;
 use super::{Inner, reply};
 use crate::config::{InlineSystem, ReplayedReasoning, ServerTools};
-use crate::protocol::chat::{self, Request};
+use crate::protocol::chat::{self, Reply, Request};
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::json;
+use crate::protocol::messages::Assembled;
 use crate::protocol::translate::{Piece, ReplyNames, ReplyWriter, Translation};
 use crate::protocol::volatile::Shape;
 use crate::protocol::{completions, generate, messages, responses, server_tools};
@@ -119,6 +120,29 @@ impl Face {
     pub(super) fn speak_plainly(&mut self) {
         self.upstream_api = self.api;
         self.writer = None;
+    }
+
+    /// What a whole body says that is no reply in the client's own protocol; `None`: it is one, or the client has the
+    /// upstream's own words for it.
+    pub(super) fn refusal(
+        &self,
+        read: Assembled,
+        reply: &Reply,
+        body: &[u8],
+        upstream: &str,
+    ) -> Option<ApiError> {
+        self.writer.as_ref()?;
+        if read.fed.has_error {
+            return Some(ApiError::from_upstream(502, body, upstream));
+        }
+        self.aborted(reply)
+    }
+
+    /// The same of a reply that the upstream gave up: these protocols have no finish reason that says it.
+    pub(super) fn aborted(&self, reply: &Reply) -> Option<ApiError> {
+        let is_told = matches!(self.api, ClientApi::AnthropicMessages | ClientApi::OpenaiResponses);
+        let why = reply.aborted().filter(|_| is_told && self.writer.is_some())?;
+        Some(ApiError::new(502, ErrorType::Upstream, "upstream_aborted", why))
     }
 
     /// An answer that is an error.

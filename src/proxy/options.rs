@@ -63,8 +63,7 @@ pub struct ProxyOptions {
     pub spill: Option<Spill>,
     /// Longest wait for usage and terminator before a call is committed without them.
     pub commit_wait: Duration,
-    /// While the upstream is silent, a client gets a sign of life this often: a no-op event, or a space in front of a
-    /// body.
+    /// A client that was given no event for so long gets a sign of life: a no-op event, or a space in front of a body.
     pub keep_alive: Option<Duration>,
     pub max_body_bytes: usize,
     /// Bytes of request bodies over 1 MiB that are held at once.

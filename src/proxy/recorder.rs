@@ -216,11 +216,11 @@ impl Open {
     }
 
     /// Reads a copy of a whole body.
-    pub(super) fn body(&mut self, body: &Bytes) {
+    pub(super) fn body(&mut self, body: &Bytes) -> Assembled {
         self.first_byte();
         self.kept = Kept::Body(body.clone());
         let read = self.reply.body(body);
-        self.read(read);
+        self.read(read)
     }
 
     /// Keeps an error's body without reading it as a reply.
@@ -257,6 +257,8 @@ impl Open {
             (CallStatus::ParseError, clean(why))
         } else if let Some(error) = &self.reply().error {
             (CallStatus::UpstreamError, clean(error))
+        } else if let Some(why) = self.reply().aborted() {
+            (CallStatus::UpstreamError, Some(why))
         } else if self.reply().is_finished(self.request.n) {
             (CallStatus::Ok, None)
         } else {

@@ -9,19 +9,23 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, header};
 
 use super::call::Sending;
+use super::call::answer::{Form, sleep};
 use super::face::Face;
 use super::measures::Buffered;
 use super::recorder::Recorder;
+use super::rejoin::Attendance;
 use super::routes::Route;
 use super::stop::Stop;
 use super::{Inner, rejoin, reply};
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::json;
-use crate::record::CallStatus;
+use crate::record::{CallId, CallStatus};
 use crate::upstream::{self, Upstream, UpstreamBody, UpstreamError, UpstreamReply};
 
 /// Longest body that is taken from an upstream.
 const MAX_BODY_BYTES: usize = 256 * 1024 * 1024;
+
+const JSON: header::HeaderValue = header::HeaderValue::from_static("application/json");
 
 /// Why a body did not come to its end.
 pub(super) struct BadBody {
@@ -32,12 +36,22 @@ pub(super) struct BadBody {
 /// Reads a body to its end.
 pub(super) async fn read(
     upstream: &Upstream,
+    body: UpstreamBody,
+    piece_bytes: usize,
+    abort: &Stop,
+) -> Result<Bytes, BadBody> {
+    read_on(BytesMut::new(), upstream, body, piece_bytes, abort).await
+}
+
+/// The same of a body whose beginning is `text`.
+pub(super) async fn read_on(
+    mut text: BytesMut,
+    upstream: &Upstream,
     mut body: UpstreamBody,
     piece_bytes: usize,
     abort: &Stop,
 ) -> Result<Bytes, BadBody> {
     let idle = upstream.timeouts().idle;
-    let mut text = BytesMut::new();
     let mut buffered = Buffered::default();
     loop {
         let piece = tokio::select! {
@@ -123,20 +137,48 @@ struct Settled {
     body: Bytes,
 }
 
+/// A reply on its way to its end.
+type Settling = Pin<Box<dyn Future<Output = Result<Settled, ApiError>> + Send>>;
+
 /// Answers with a reply that is not a stream.
 pub(super) async fn answer(
-    inner: &Inner,
+    inner: Arc<Inner>,
     recorder: Recorder,
     mut face: Face,
     received: UpstreamReply,
-    abort: &Stop,
+    abort: Stop,
 ) -> Response {
-    let call_id = recorder.call_id;
-    let response = match settle(inner, recorder, &mut face, received, abort).await {
+    let (call_id, api) = (recorder.call_id, face.api);
+    let attendance = Arc::clone(&recorder.attendance);
+    let every = inner.options.keep_alive;
+    let early = early_headers(&face, &received);
+    let mut settling: Settling =
+        Box::pin(async move { settle(&inner, recorder, &mut face, received, &abort).await });
+    let settled = tokio::select! {
+        biased;
+        settled = &mut settling => settled,
+        // Its client has waited long enough for a sign of life.
+        () = sleep(every.filter(|_| early.is_some())) => {
+            return begun(attendance, call_id, early.unwrap_or_default(), every, settling);
+        }
+    };
+    let response = match settled {
         Ok(Settled { status, headers, body }) => reply::whole(status, headers, body),
-        Err(error) => face.error(&error),
+        Err(error) => reply::error(api, &error),
     };
     reply::with_call_id(response, call_id)
+}
+
+/// The head of a reply that may begin before its body is known; `None`: it may not, since its status is an error's or
+/// spaces in front of it would change it.
+fn early_headers(face: &Face, received: &UpstreamReply) -> Option<HeaderMap> {
+    let is_readable = received.status.is_success() && !is_compressed(&received.headers);
+    if !is_readable || (face.writer.is_none() && Form::of(received) != Form::Json) {
+        return None;
+    }
+    let mut headers = upstream::forward_reply_headers(&received.headers);
+    headers.insert(header::CONTENT_TYPE, JSON);
+    Some(headers)
 }
 
 /// Begins a body before the upstream's is known: spaces, which JSON allows, until it is. If it turns out to be an
@@ -148,22 +190,42 @@ pub(super) fn patient(
     sending: Sending,
     abort: Stop,
 ) -> Response {
-    let every = inner.options.keep_alive.unwrap_or(Duration::from_secs(15));
+    let every = inner.options.keep_alive;
     let (call_id, attendance) = (recorder.call_id, Arc::clone(&recorder.attendance));
-    let attended = Arc::clone(&attendance);
-    let work = async move {
+    let settling = async move {
         let sent = tokio::select! {
             biased;
             ended = abort.cancelled() => Err((ended.status, ended.error)),
             sent = sending => sent.map_err(|error| no_reply(&error)),
         };
-        let settled = match sent {
+        match sent {
             Ok(received) => settle(&inner, recorder, &mut face, received, &abort).await,
             Err((status, error)) => {
                 fail(recorder, &face, status, &error).await;
                 Err(error)
             }
-        };
+        }
+    };
+    begun(
+        attendance,
+        call_id,
+        HeaderMap::from_iter([(header::CONTENT_TYPE, JSON)]),
+        every,
+        Box::pin(settling),
+    )
+}
+
+/// A body that begins with spaces.
+fn begun(
+    attendance: Arc<Attendance>,
+    call_id: CallId,
+    headers: HeaderMap,
+    every: Option<Duration>,
+    settling: Settling,
+) -> Response {
+    let attended = Arc::clone(&attendance);
+    let work = async move {
+        let settled = settling.await;
         // Its only piece follows.
         attended.close();
         match settled {
@@ -184,12 +246,11 @@ pub(super) fn patient(
             tokio::select! {
                 biased;
                 body = &mut work => Some((body, (false, None))),
-                () = tokio::time::sleep(every) => Some((Ok(space()), (false, Some(work)))),
+                () = sleep(every) => Some((Ok(space()), (false, Some(work)))),
             }
         },
     );
-    let json = header::HeaderValue::from_static("application/json");
-    rejoin::begun(attendance, call_id, HeaderMap::from_iter([(header::CONTENT_TYPE, json)]), pieces)
+    rejoin::begun(attendance, call_id, headers, pieces)
 }
 
 /// Reads a reply that is not a stream to its end, records it, and says what the client gets.
@@ -220,17 +281,18 @@ async fn settle(
     let mut is_kept = false;
     let mut out = text.clone();
     let (call_status, error) = if status.is_success() && !is_compressed {
-        recorder.body(&text);
+        let read = recorder.body(&text);
         // An upstream's error may quote the key that it was sent.
         let has_error = recorder.reply().error.is_some();
         let text = if has_error { upstream.without_key(text) } else { text };
         out = text.clone();
+        broken = face.refusal(read, recorder.reply(), &text, &upstream.name());
         match &mut face.writer {
+            Some(_) if broken.is_some() => {}
             Some(writer) => match writer.body(&text) {
                 Ok(body) => {
                     is_kept = true;
-                    headers
-                        .insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+                    headers.insert(header::CONTENT_TYPE, JSON);
                     out = body;
                 }
                 Err(error) => {
@@ -267,7 +329,7 @@ async fn settle(
             face.writer.is_none() && !matches!(status.as_u16(), 401 | 403) && ApiError::is_openai(&clean);
         out = if is_readable { clean } else { reply::error_body(face.api, &error) };
         if !is_readable {
-            headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+            headers.insert(header::CONTENT_TYPE, JSON);
             headers.remove(header::CONTENT_ENCODING);
         }
         (CallStatus::UpstreamError, Some(error.message))

@@ -145,6 +145,14 @@ impl Reply {
         finished > 0 && finished as u64 >= asked && finished == self.choices.len()
     }
 
+    /// Why a choice ended that ended by nothing of the model's own: the engine gave it up.
+    #[must_use]
+    pub fn aborted(&self) -> Option<String> {
+        let aborted = self.choices.values().find(|choice| choice.is_aborted())?;
+        let reason = aborted.finish_reason.as_deref().unwrap_or_default();
+        Some(format!("the upstream gave this reply up: finish_reason \"{reason}\""))
+    }
+
     fn add(&mut self, view: View<'_>) -> Fed {
         let mut fed = Fed::default();
         if let Some(error) = view.error {
@@ -228,6 +236,12 @@ impl Reply {
 }
 
 impl Choice {
+    /// True if its finish reason is no end of the model's own.
+    #[must_use]
+    pub fn is_aborted(&self) -> bool {
+        matches!(self.finish_reason.as_deref(), Some("abort" | "error"))
+    }
+
     /// Adds a part; true if it carried the finish reason.
     fn add(&mut self, view: ChoiceView<'_>) -> bool {
         if let Some(delta) = view.delta.or(view.message) {

@@ -2,6 +2,7 @@
 //!
 //! - [`translate`]: a request as a chat request; [`Writer`]: the chat reply as Messages events or a body.
 //! - [`Assembler`]: a Messages reply as the [`Reply`](crate::protocol::chat::Reply) that the capture reads.
+//! - [`destream`]: a whole message as the events of a stream.
 //! - [`count_request`], [`count_reply`]: `count_tokens` by the upstream's `/tokenize`.
 //! - [`error_body`], [`error_event`], [`error_status`]: errors as these clients understand them.
 //!
@@ -17,6 +18,7 @@
 mod assembler;
 mod body;
 mod count;
+mod destream;
 mod error;
 mod events;
 mod ids;
@@ -35,6 +37,7 @@ use bytes::Bytes;
 
 pub use assembler::{Assembled, Assembler};
 pub use count::count_reply;
+pub use destream::destream;
 pub use error::{error_body, error_event, error_status, error_type};
 pub use request::count_request;
 pub use turns::is_billing_header;

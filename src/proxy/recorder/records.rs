@@ -41,12 +41,7 @@ impl Open {
         let prompts = self.prompt_tokens(&reply);
         let record = |&index: &u16| {
             let choice = reply.choices.get(&index).unwrap_or(&missing);
-            // One that had its finish reason before the others broke off is whole.
-            let is_cut = matches!(status, CallStatus::Truncated | CallStatus::Timeout);
-            let (status, error) = match choice.finish_reason {
-                Some(_) if is_cut => (CallStatus::Ok, None),
-                _ => (status, error.clone()),
-            };
+            let (status, error) = ended(choice, &reply, status, error.clone());
             let mut call = self.call(index, &reply, choice, status, error);
             // The last one has it without a copy: it is the longest part of a record.
             call.response = if Some(&index) == choices.last() { response.take() } else { response.clone() };
@@ -162,5 +157,25 @@ impl Open {
             }
             _ => (None, WeightSource::Unknown),
         }
+    }
+}
+
+/// How a choice of a call ended that ended like this.
+fn ended(
+    choice: &Choice,
+    reply: &Reply,
+    status: CallStatus,
+    error: Option<String>,
+) -> (CallStatus, Option<String>) {
+    let is_cut = matches!(status, CallStatus::Truncated | CallStatus::Timeout);
+    // The upstream gave up another choice, and said nothing of the whole.
+    let is_others = status == CallStatus::UpstreamError && reply.error.is_none() && reply.aborted().is_some();
+    match choice.finish_reason {
+        Some(_) if choice.is_aborted() && (is_cut || status == CallStatus::Ok) => {
+            (CallStatus::UpstreamError, reply.error.clone().or_else(|| reply.aborted()))
+        }
+        // One that had its finish reason before the others broke off is whole.
+        Some(_) if !choice.is_aborted() && (is_cut || is_others) => (CallStatus::Ok, None),
+        _ => (status, error),
     }
 }

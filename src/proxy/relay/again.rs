@@ -54,6 +54,7 @@ impl Relay {
         self.face = face;
         self.is_ended = false;
         self.ready.clear();
+        self.quiet_bytes = 0;
         self.held.clear();
         self.again = None;
         self.last_sent = Instant::now();

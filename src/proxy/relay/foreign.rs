@@ -3,13 +3,13 @@
 use bytes::{Bytes, BytesMut};
 
 use super::{Relay, Source};
-use crate::protocol::chat::{self, destream};
+use crate::protocol::chat::destream;
 use crate::protocol::error::{ApiError, ErrorType};
-use crate::protocol::json;
 use crate::protocol::sse::Event;
 use crate::protocol::translate::Piece;
+use crate::protocol::{completions, generate, json, messages};
 use crate::proxy::whole;
-use crate::record::CallStatus;
+use crate::record::{CallStatus, ClientApi};
 
 impl Relay {
     /// The same for a client of another protocol: the event's meaning in its own.
@@ -59,11 +59,22 @@ impl Relay {
     /// A whole body becomes a real event sequence of the client's protocol.
     pub(super) async fn destream(&mut self, body: &Bytes) {
         self.source = Source::Ended;
-        self.recorder.body(body);
+        let fed = self.recorder.body(body).fed;
         let (status, why) = self.recorder.outcome();
-        if status != CallStatus::Ok {
+        if fed.has_error {
+            let upstream = &self.recorder.route().upstream;
+            let clean = upstream.without_key(body.clone());
+            let error = ApiError::from_upstream(502, &clean, &upstream.name());
+            return self.fail(status, error).await;
+        }
+        // What the upstream gave up is told in its own words, where the client's protocol has them.
+        let is_aborted = self.recorder.reply().aborted().is_some() && status == CallStatus::UpstreamError;
+        if status != CallStatus::Ok && !is_aborted {
             let error =
                 ApiError::new(502, ErrorType::Upstream, "upstream_unreadable", why.unwrap_or_default());
+            return self.fail(status, error).await;
+        }
+        if let Some(error) = self.face.aborted(self.recorder.reply()) {
             return self.fail(status, error).await;
         }
         match self.destreamed(body) {
@@ -83,13 +94,16 @@ impl Relay {
     /// What of the events waits for the call to be durable: all of it.
     pub(super) fn destreamed(&mut self, body: &Bytes) -> Result<Bytes, String> {
         let Some(writer) = &mut self.face.writer else {
-            let cut = chat::cut(body, &self.recorder.prepared.cut).map_err(|error| error.to_string())?;
+            let cut = self.recorder.cut(body).map_err(|error| error.to_string())?;
             let own = json::apply(body, &cut.edits);
-            let events = destream::events(&own, self.recorder.request.asks_usage);
-            return Ok(destream::to_stream(&events.map_err(|error| error.to_string())?));
+            return own_events(self.face.api, &own, self.recorder.request.asks_usage);
         };
         let mut pieces = Vec::new();
-        for event in destream::events(body, true).map_err(|error| error.to_string())? {
+        let events = match self.face.upstream_api {
+            ClientApi::SglangGenerate => vec![body.clone()],
+            _ => destream::events(body, true).map_err(|error| error.to_string())?,
+        };
+        for event in events {
             writer.chunk(&event, &mut pieces).map_err(|error| error.to_string())?;
         }
         let mut events = BytesMut::new();
@@ -164,4 +178,23 @@ impl Relay {
             }
         }
     }
+}
+
+/// The events of a stream that says what a body says, in the protocol of both.
+fn own_events(api: ClientApi, body: &[u8], asks_usage: bool) -> Result<Bytes, String> {
+    let events = match api {
+        ClientApi::AnthropicMessages => {
+            return messages::destream(body).map_err(|error| unreadable(&error));
+        }
+        ClientApi::OpenaiCompletions => {
+            completions::destream::events(body, asks_usage).map_err(|error| unreadable(&error))?
+        }
+        ClientApi::SglangGenerate => generate::events(body).map_err(|error| unreadable(&error))?,
+        _ => destream::events(body, asks_usage).map_err(|error| error.to_string())?,
+    };
+    Ok(destream::to_stream(&events))
+}
+
+fn unreadable(error: &json::ScanError) -> String {
+    format!("the upstream's reply could not be read: {error}")
 }

@@ -2,19 +2,21 @@
 //! waits for the store.
 
 mod again;
+mod begin;
 mod foreign;
+mod late;
 mod ready;
 mod wait;
 
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use tokio::time::{Instant, Sleep};
 
 use self::ready::Ready;
 use self::wait::{FAR, Source, Step, reading};
-use super::call::{self, Sending};
+use super::call::Sending;
 use super::face::Face;
 use super::kept::Again;
 use super::measures::OpenStream;
@@ -26,7 +28,7 @@ use super::{Inner, whole};
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::sse::{Event, Parser};
 use crate::record::{CallId, CallStatus, ClientApi};
-use crate::upstream::{UpstreamBody, UpstreamReply};
+use crate::upstream::UpstreamBody;
 
 /// An event that is longer cannot be read: from there the stream passes untouched and unread.
 const MAX_EVENT_BYTES: usize = 64 * 1024 * 1024;
@@ -56,7 +58,14 @@ pub(super) struct Relay {
     /// `ready` has something that a client may act on.
     may_act: bool,
     last_received: Instant,
+    /// When the client was last given an event.
     last_sent: Instant,
+    /// Bytes of `ready` that are no event: comments.
+    quiet_bytes: usize,
+    /// The upstream has until then to end its stream: the reply itself is at its end.
+    late_until: Option<Instant>,
+    /// The body that is read is an error's.
+    is_refusal: bool,
     has_terminator: bool,
     /// Nothing is parsed any more.
     is_unread: bool,
@@ -102,8 +111,19 @@ impl Relay {
         body: UpstreamBody,
         abort: Stop,
     ) -> Self {
-        let reading = reading(&inner, recorder.route(), body, abort.clone());
+        let reading = reading(&inner, recorder.route(), BytesMut::new(), body, abort.clone());
         Self::new(inner, recorder, face, Source::Whole(reading), abort)
+    }
+
+    /// For a client's stream that the upstream answers with what nobody knows yet.
+    pub(super) fn untold(
+        inner: Arc<Inner>,
+        recorder: Recorder,
+        face: Face,
+        body: UpstreamBody,
+        abort: Stop,
+    ) -> Self {
+        Self::new(inner, recorder, face, Source::Untold(body, BytesMut::new()), abort)
     }
 
     fn new(inner: Arc<Inner>, recorder: Recorder, face: Face, source: Source, abort: Stop) -> Self {
@@ -131,6 +151,9 @@ impl Relay {
             may_act: false,
             last_received: now,
             last_sent: now,
+            quiet_bytes: 0,
+            late_until: None,
+            is_refusal: false,
             has_terminator: false,
             is_unread: false,
             is_over: false,
@@ -157,9 +180,12 @@ impl Relay {
             }
             if !self.ready.is_empty() {
                 self.given();
-                self.last_sent = Instant::now();
+                let now = Instant::now();
+                if self.ready.len() > std::mem::take(&mut self.quiet_bytes) {
+                    self.last_sent = now;
+                }
                 if std::mem::take(&mut self.is_of_upstream) {
-                    self.inner.measures.added_to_reply.record(self.last_sent - self.last_received);
+                    self.inner.measures.added_to_reply.record(now - self.last_received);
                 }
                 self.measured.buffered.set(self.held.len() + self.parser.pending());
                 return Some(Ok(self.ready.take()));
@@ -184,7 +210,7 @@ impl Relay {
                 continue;
             }
             match self.step().await {
-                Step::Head(Ok(received)) => self.head(received).await,
+                Step::Head(Ok(received)) => self.head(received),
                 Step::Head(Err(error)) => {
                     let (status, error) = whole::no_reply(&error);
                     self.fail(status, error).await;
@@ -196,12 +222,14 @@ impl Relay {
                 }
                 Step::Whole(Ok(body)) => {
                     self.is_of_upstream = true;
-                    self.destream(&body).await;
+                    self.whole_body(body).await;
                 }
                 Step::Whole(Err(bad)) => self.fail(bad.status, bad.error).await,
                 Step::End(error) => self.end(error).await,
                 Step::HoldIsOver => self.release(false).await,
                 Step::KeepAlive => self.keep_alive(),
+                // As if it had.
+                Step::Late => self.end(None).await,
                 // The loop begins with it.
                 Step::BeginAgain => {}
                 Step::Idle => {
@@ -216,33 +244,10 @@ impl Relay {
         }
     }
 
-    async fn head(&mut self, received: UpstreamReply) {
-        if call::is_stream(&received) {
-            self.source = Source::Body(received.body);
-            return;
-        }
-        let is_expected = received.status.is_success() && !self.recorder.prepared.upstream_is_stream;
-        let UpstreamReply { status, body, .. } = received;
-        self.recorder.http_status = status.as_u16();
-        if is_expected {
-            self.source =
-                Source::Whole(reading(&self.inner, self.recorder.route(), body, self.abort.clone()));
-            return;
-        }
-        let piece_bytes = self.inner.options.stream_buffer_bytes;
-        let route = Arc::clone(self.recorder.route());
-        match whole::read(&route.upstream, body, piece_bytes, &self.abort).await {
-            Ok(text) => {
-                let clean = route.upstream.without_key(text);
-                self.recorder.error_body(&clean);
-                let error = whole::upstream_error(&route, status.as_u16(), &clean);
-                self.fail(CallStatus::UpstreamError, error).await;
-            }
-            Err(bad) => self.fail(bad.status, bad.error).await,
-        }
-    }
-
     async fn piece(&mut self, piece: Bytes) {
+        let Some(piece) = self.told(piece) else {
+            return;
+        };
         if self.is_unread {
             self.ready.push(piece);
             return;
@@ -296,6 +301,9 @@ impl Relay {
                 if !self.recorder.is_done() {
                     let read = self.recorder.event(&event.name, &data);
                     self.has_terminator |= read.is_end;
+                    if read.fed.has_error {
+                        self.await_end();
+                    }
                     if read.fed.has_finish || read.is_end {
                         self.hold();
                     } else if read.must_hold {
@@ -311,6 +319,9 @@ impl Relay {
         if self.hold_until.is_some() {
             self.held.push(out);
         } else {
+            if !event.has_data() {
+                self.quiet_bytes += out.len();
+            }
             self.ready.push(out);
         }
     }
@@ -360,7 +371,11 @@ impl Relay {
                 self.ready.append(&mut self.held);
                 self.may_act = true;
                 if self.recorder.is_done() {
-                    self.finish();
+                    match self.face.aborted(self.recorder.reply()) {
+                        Some(error) => self.say(&error),
+                        None => self.finish(),
+                    }
+                    self.wind_up();
                 }
             }
             Err(error) => {

@@ -159,7 +159,8 @@ impl Told {
     /// How the call of a reply that ends like this is recorded, if `n` choices were asked for.
     pub fn status(&self, n: usize) -> CallStatus {
         let finished = self.choices.values().filter(|choice| choice.finish.is_some()).count();
-        match (self.has_error, finished >= n) {
+        let is_aborted = self.choices.values().any(|choice| choice.finish.as_deref() == Some("abort"));
+        match (self.has_error || is_aborted, finished >= n) {
             (true, _) => CallStatus::UpstreamError,
             (false, true) => CallStatus::Ok,
             (false, false) => CallStatus::Truncated,

@@ -22,6 +22,9 @@ use crate::upstream::sglang_request;
 pub(super) struct Incoming {
     pub(super) body: Bytes,
     pub(super) request: Request,
+    /// As the client said it, where the upstream may be spoken to in either protocol: calls of one conversation are
+    /// compared in one.
+    pub(super) said: Option<Request>,
     pub(super) face: Face,
 }
 
@@ -55,14 +58,25 @@ impl Incoming {
         }
         let told = without_volatile(inner, route, api, &body);
         let told = told.as_ref().unwrap_or(&body);
+        let said = match api {
+            ClientApi::OpenaiResponses if route.may_pass_responses() => {
+                Some(Request::from_responses(told.clone()).map_err(|error| bad(error.to_string()))?)
+            }
+            _ => None,
+        };
+        let passing = said.as_ref().filter(|said| route.passes_responses(&inner.options, &said.model));
+        let passes = passing.is_some();
+        if passing.is_some_and(|said| said.get("background") == Some(true.into())) {
+            let message = "background is true: this proxy answers in the same request and records what it answers, so leave \
+                           it out or send false";
+            return Err(bad(message.to_owned()));
+        }
         let translated = match api {
             // What a server of Messages takes is for it to say: lego reads the members that both protocols have.
             ClientApi::AnthropicMessages if speaks_messages => None,
             ClientApi::AnthropicMessages => Some(messages::translate(told, names(told))?),
-            ClientApi::OpenaiResponses => {
-                let earlier = inner.responses.earlier(&responses::Kept::read(told)?);
-                Some(responses::translate(told, names(told), earlier.as_deref())?)
-            }
+            ClientApi::OpenaiResponses if passes => None,
+            ClientApi::OpenaiResponses => Some(of_responses(inner, told)?),
             _ => None,
         };
         let translated = match translated {
@@ -89,6 +103,7 @@ impl Incoming {
                 let read = generate::Request::parse(body.clone()).map_err(|error| bad(error.to_string()))?;
                 Ok(Request::from_generate(&read))
             }
+            (None, ClientApi::OpenaiResponses) => Request::from_responses(told.clone()),
             (None, _) => Request::parse(told.clone()),
         };
         let request = request.map_err(|error| bad(error.to_string()))?;
@@ -97,8 +112,27 @@ impl Incoming {
             (None, Some(writer)) => (ClientApi::SglangGenerate, Some(writer)),
             (None, None) => (api, None),
         };
-        Ok(Self { body, request, face: Face { api, upstream_api, writer } })
+        Ok(Self { body, request, said, face: Face { api, upstream_api, writer } })
     }
+}
+
+/// A request of Responses as a chat request.
+fn of_responses(inner: &Inner, told: &Bytes) -> Result<Translation, ApiError> {
+    let earlier = inner.responses.earlier(&responses::Kept::read(told)?);
+    responses::translate(told, names(told), earlier.as_deref())
+}
+
+/// The same for a call whose upstream turned out not to speak Responses.
+pub(super) fn of_responses_after_all(
+    inner: &Inner,
+    route: &Route,
+    body: &Bytes,
+) -> Result<(Request, Box<dyn ReplyWriter>), ApiError> {
+    let told = without_volatile(inner, route, ClientApi::OpenaiResponses, body);
+    let Translation { chat, reply } = of_responses(inner, told.as_ref().unwrap_or(body))?;
+    let request = Request::parse(as_configured(inner, chat)?)
+        .map_err(|error| ApiError::new(400, ErrorType::InvalidRequest, "bad_request", error.to_string()))?;
+    Ok((request, reply))
 }
 
 /// A translated request, with what the configuration makes of its parts.
@@ -120,6 +154,11 @@ impl Face {
     pub(super) fn speak_plainly(&mut self) {
         self.upstream_api = self.api;
         self.writer = None;
+    }
+
+    /// The upstream writes the client's responses itself.
+    pub(super) fn passes_responses(&self) -> bool {
+        self.upstream_api == ClientApi::OpenaiResponses
     }
 
     /// An answer that is an error.
@@ -200,7 +239,7 @@ pub(super) fn asked_model(body: &[u8]) -> Option<String> {
 }
 
 /// Names for the reply of a call that begins now.
-fn names(body: &[u8]) -> ReplyNames {
+pub(super) fn names(body: &[u8]) -> ReplyNames {
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     // A request without a model is refused when it is read.
     let model = asked_model(body).unwrap_or_default();

@@ -22,6 +22,7 @@ mod protocols;
 mod records;
 mod refused;
 mod rejoin;
+mod responses;
 mod retries;
 mod routes;
 mod sdk;

@@ -3,6 +3,7 @@
 
 mod again;
 mod foreign;
+mod passed;
 mod wait;
 
 use std::pin::Pin;
@@ -373,7 +374,7 @@ impl Relay {
     /// The upstream's stream is at its end, by itself or by an error.
     async fn end(&mut self, error: Option<String>) {
         self.source = Source::Ended;
-        if let Some(event) = self.parser.finish() {
+        if let Some(event) = self.parser.finish().filter(|_| !self.is_to_be_said()) {
             self.event(&event).await;
         }
         let (status, reason) = self.recorder.outcome();
@@ -430,7 +431,7 @@ impl Relay {
         // and try again when a connection breaks.
         let is_cut = matches!(error.code, "upstream_truncated" | "upstream_stalled");
         if !is_cut || self.face.api == ClientApi::OpenaiResponses {
-            let event = self.face.error_event(error);
+            let event = self.error_event(error);
             self.ready.extend_from_slice(&event);
         }
         self.source = Source::Ended;

@@ -84,7 +84,9 @@ impl Relay {
             let at = self.last_received + self.recorder.route().upstream.timeouts().idle;
             (at, Step::Idle)
         });
-        let every = self.inner.options.keep_alive.filter(|_| self.hold_until.is_none());
+        // Nothing is put behind the stream's end, or into what passes without being read.
+        let is_within = self.hold_until.is_none() && !self.has_terminator && !self.is_unread;
+        let every = self.inner.options.keep_alive.filter(|_| is_within);
         let keep_alive = every.map(|every| (self.last_sent.max(self.last_received) + every, Step::KeepAlive));
         [hold, idle, keep_alive].into_iter().flatten().min_by_key(|(at, _)| *at)
     }

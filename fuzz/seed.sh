@@ -18,6 +18,7 @@ cd "$fixtures"
 shopt -s globstar nullglob
 seed sse wire/*.sse harness/**/*.sse
 seed messages_reply wire/anthropic* harness/**/*.response.sse harness/anthropic-python/**/*.response.json
+seed responses_reply wire/responses* wire/sse*
 seed messages_request harness/{claude-code,anthropic-python,pi/anthropic_wire,opencode/anthropic_wire}/**/*.request.json
 seed responses_request harness/{codex,pi/responses_wire,opencode/responses_wire}/**/*.request.json
 for target in chat_reply to_messages to_responses; do

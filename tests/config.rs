@@ -160,9 +160,9 @@ fn impossible_values_are_refused_together() {
     assert!(text.contains("neither embedded nor an http(s) URL"), "{text}");
     let text = message(
         FileKind::Proxy,
-        r#"{"proxy": {"upstream_base_url": "http://h:8000", "upstream_ca_file": "ca.pem", "routing_top_k": 0}}"#,
+        r#"{"proxy": {"upstream_base_url": "http://h:8000", "upstream_ca_file": "ca.pem", "upstream_responses": "pass_through", "routing_top_k": 0}}"#,
     );
-    for part in ["proxy.upstream_ca_file", "not an https URL", "proxy.routing_top_k"] {
+    for part in ["proxy.upstream_ca_file", "not an https URL", "upstream_responses", "proxy.routing_top_k"] {
         assert!(text.contains(part), "{part} in {text}");
     }
 }

@@ -7,6 +7,7 @@ mod http;
 mod messages;
 mod requests;
 mod responses;
+mod responses_reply;
 mod stream;
 
 use lego::protocol::sse::{Event, Parser};
@@ -18,19 +19,21 @@ pub use http::http_reply;
 pub use messages::{messages_reply, to_messages};
 pub use requests::{messages_request, openai_request, responses_request};
 pub use responses::to_responses;
+pub use responses_reply::responses_reply;
 pub use stream::sse;
 
 /// A target, and its name: that of its binary and of its folder of `fuzz/corpus`.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const ALL: [Target; 11] = [
+pub const ALL: [Target; 12] = [
     ("sse", sse),
     ("openai_request", openai_request),
     ("responses_request", responses_request),
     ("messages_request", messages_request),
     ("chat_reply", chat_reply),
     ("messages_reply", messages_reply),
+    ("responses_reply", responses_reply),
     ("to_messages", to_messages),
     ("to_responses", to_responses),
     ("sglang_generate", sglang_generate),

@@ -1,5 +1,7 @@
 //! Request bodies: what passes keeps its bytes, what is translated is a chat request.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use lego::protocol::chat::{self, inline_system_as_user};
 use lego::protocol::error::ApiError;
@@ -29,7 +31,7 @@ pub fn openai_request(data: &[u8]) {
     if let Ok(request) = chat::Request::parse(body.clone()) {
         assert_eq!(request.body(), data);
         for message in request.messages() {
-            serde_json::from_slice::<Value>(message).map_or_else(is_beyond_reach, |_| ());
+            serde_json::from_slice::<Value>(&message).map_or_else(is_beyond_reach, |_| ());
         }
         edits(data, &|set, remove| request.edited(set, remove).expect("an object"));
         if let Ok(inlined) = inline_system_as_user(&body) {
@@ -68,7 +70,7 @@ fn edits(data: &[u8], edited: &dyn Fn(&[(&str, String)], &[&str]) -> Bytes) {
 /// The messages of a translated request, as they are written.
 fn translated(chat: &Bytes) -> Vec<Vec<u8>> {
     let request = chat::Request::parse(chat.clone()).expect("a chat request");
-    request.messages().into_iter().map(<[u8]>::to_vec).collect()
+    request.messages().into_iter().map(Cow::into_owned).collect()
 }
 
 fn refused(error: &ApiError) {
@@ -110,9 +112,20 @@ pub fn messages_request(data: &[u8]) {
     }
 }
 
-/// Responses: refused with a reason, or a chat request whose messages stay when a turn is added.
+/// Responses: refused with a reason, or a chat request whose messages stay when a turn is added; and as it passes.
 pub fn responses_request(data: &[u8]) {
     let body = Bytes::copy_from_slice(data);
+    if let Ok(request) = chat::Request::from_responses(body.clone()) {
+        assert_eq!(request.body(), data);
+        let before = request.messages();
+        for message in &before {
+            serde_json::from_slice::<Value>(message).map_or_else(is_beyond_reach, |_| ());
+        }
+        edits(data, &|set, remove| request.edited(set, remove).expect("an object"));
+        if let Some(Ok(longer)) = with_turn(data, "input").map(chat::Request::from_responses) {
+            assert_eq!(longer.messages()[..before.len()], before[..], "all that was said stays");
+        }
+    }
     for earlier in [None, Some([Bytes::from_static(br#"{"role":"user","content":"before"}"#)])] {
         let earlier = earlier.as_ref().map(<[Bytes; 1]>::as_slice);
         match responses::translate(&body, names(), earlier) {

@@ -33,7 +33,7 @@ pub use load::{Config, ConfigPaths, FileKind, Origin};
 pub use model_names::{fitting, is_beginning};
 pub use proxy::{
     Durability, Harness, HarnessType, InlineSystem, LlmConfigOverride, PinnedSampling, Proxy, Relay,
-    ReplayedReasoning, SANDBOX_PORT, ServerTools, UpstreamKind,
+    ReplayedReasoning, SANDBOX_PORT, ServerTools, UpstreamKind, UpstreamResponses,
 };
 pub use routes::{Route, RouteKind, Server, Volatile, VolatileAction, VolatileRole, VolatileRule};
 pub use sandbox::{AgentOom, Cache, Defense, NetworkPolicy, ReadonlyPaths, Sandbox, SandboxBackend};

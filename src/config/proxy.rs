@@ -24,6 +24,8 @@ pub struct Proxy {
     pub upstream_api_key_env: Option<String>,
     /// Which server the upstream is.
     pub upstream_kind: UpstreamKind,
+    /// How a client of Responses is served by an upstream of kind `openai`.
+    pub upstream_responses: UpstreamResponses,
     /// PEM file with certificates of authorities that are trusted for an https upstream, besides the system's.
     pub upstream_ca_file: Option<PathBuf>,
     /// Folder of the embedded engine's model, in Hugging Face form.
@@ -138,6 +140,7 @@ impl Default for Proxy {
             upstream_base_url: "embedded".to_owned(),
             upstream_api_key_env: None,
             upstream_kind: UpstreamKind::Auto,
+            upstream_responses: UpstreamResponses::Auto,
             upstream_ca_file: None,
             model_path: PathBuf::from("models/lego-tiny"),
             capture_token_ids: true,
@@ -247,6 +250,21 @@ pub enum UpstreamKind {
     Openai,
     /// A server that speaks Anthropic's Messages itself: no token ids, so nothing to train on.
     Anthropic,
+}
+
+/// Calls of Responses to an upstream of kind `openai`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum UpstreamResponses {
+    /// `pass_through` where the upstream has `/v1/responses` for the model, which the first call finds out, and no
+    /// `local_tokenizer` is set; else `translate`.
+    #[default]
+    Auto,
+    /// The upstream is asked in chat's words.
+    Translate,
+    /// Requests and replies pass as they are, with all that only Responses has: hosted tools, encrypted reasoning, stored
+    /// responses.
+    PassThrough,
 }
 
 /// System messages within a conversation.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Config, ConfigError, Origin, PinnedSampling, Proxy, Secret, UpstreamKind};
+use super::{Config, ConfigError, Origin, PinnedSampling, Proxy, Secret, UpstreamKind, UpstreamResponses};
 
 const SHARED: &str = "proxy.local_tokenizer";
 
@@ -29,6 +29,8 @@ pub struct Route {
     pub upstream_base_url: Option<String>,
     /// As `proxy.upstream_kind`.
     pub upstream_kind: Option<UpstreamKind>,
+    /// As `proxy.upstream_responses`.
+    pub upstream_responses: Option<UpstreamResponses>,
     /// As `proxy.upstream_api_key_env`. With an `upstream_base_url` and without this, no key is sent.
     pub upstream_api_key_env: Option<String>,
     /// As `proxy.upstream_ca_file`.
@@ -87,6 +89,7 @@ impl Route {
     pub const fn has_own_server(&self) -> bool {
         self.upstream_base_url.is_some()
             || self.upstream_kind.is_some()
+            || self.upstream_responses.is_some()
             || self.upstream_api_key_env.is_some()
             || self.upstream_ca_file.is_some()
             || self.model_path.is_some()
@@ -129,6 +132,7 @@ pub struct Server {
     pub table: String,
     pub base_url: String,
     pub kind: UpstreamKind,
+    pub responses: UpstreamResponses,
     pub api_key_env: Option<String>,
     pub ca_file: Option<PathBuf>,
     pub model_path: PathBuf,
@@ -155,6 +159,7 @@ impl Proxy {
             table: "proxy".to_owned(),
             base_url: self.upstream_base_url.clone(),
             kind: self.upstream_kind,
+            responses: self.upstream_responses,
             api_key_env: self.upstream_api_key_env.clone(),
             ca_file: self.upstream_ca_file.clone(),
             model_path: self.model_path.clone(),
@@ -174,6 +179,7 @@ impl Proxy {
             server = Server {
                 base_url: url.clone(),
                 kind: UpstreamKind::Auto,
+                responses: UpstreamResponses::Auto,
                 api_key_env: None,
                 ca_file: None,
                 routing_layers: None,
@@ -185,6 +191,7 @@ impl Proxy {
         Server {
             table: format!("proxy.routes.{name}"),
             kind: route.upstream_kind.unwrap_or(server.kind),
+            responses: route.upstream_responses.unwrap_or(server.responses),
             api_key_env: route.upstream_api_key_env.clone().or(server.api_key_env),
             ca_file: route.upstream_ca_file.clone().or(server.ca_file),
             model_path: route.model_path.clone().unwrap_or(server.model_path),

@@ -5,10 +5,11 @@ mod again;
 pub(super) mod answer;
 mod found;
 mod native;
+mod responses;
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -102,7 +103,8 @@ async fn serve(
         inner.routes.find(inner, api, face::asked_model(&body).as_deref(), trainers.as_deref())?
     };
     let incoming = Incoming::read(inner, &route, api, body)?;
-    let session = identify::session_of(inner, &shared.door, path_session, &headers, Some(&incoming.request))?;
+    let said = incoming.said.as_ref().unwrap_or(&incoming.request);
+    let session = identify::session_of(inner, &shared.door, path_session, &headers, Some(said))?;
     // From here on the session's end waits for this call.
     let tokens = (session.token(), inner.running.token());
     let conversation_id = identify::conversation_id(&headers);
@@ -112,7 +114,8 @@ async fn serve(
     };
     // What a judge or a teacher is asked is no turn of the session's conversation.
     let tolerates_rewrites = inner.options.history_rewrite_tolerance || !route.is_policy();
-    let index = session.admit(&incoming.request, &inner.options.volatile, tolerates_rewrites)?;
+    let said = incoming.said.as_ref().unwrap_or(&incoming.request);
+    let index = session.admit(said, &inner.options.volatile, tolerates_rewrites)?;
     let plan = route.plan(&session, index);
     let (mut places, refused) = match admission::admitted(inner, &session, &route).await {
         Ok(places) => (places, None),
@@ -122,7 +125,7 @@ async fn serve(
     let abort = Stop::new(session.closed(), route.total_timeout);
     let is_last = identify::is_last(inner, &shared.door, &headers);
     let attendance = Attendance::new(inner, &session, &incoming, conversation_id, abort.clone(), is_last);
-    let Incoming { body, request, mut face } = incoming;
+    let Incoming { body, request, mut face, .. } = incoming;
     native::speak_as_known(&route, &mut face);
     let call = Call {
         id,
@@ -187,7 +190,7 @@ impl Call {
         } else {
             self.capabilities(&face).await
         };
-        let additions = self.route.upstream.additions(self.upstream_model());
+        let additions = self.begins_with(&face);
         let mut attempt = Attempt { number: 1, first: None, additions };
         loop {
             if attempt.number > 1 {
@@ -217,8 +220,18 @@ impl Call {
                     return Ok(self.answer_early(recorder, face, sending));
                 }
             };
-            let again = self.again(&attempt, &mut face, &recorder, &mut first).await;
+            let again = if self.lacks_responses(&face, &first) {
+                match self.in_chat(&mut face, &first) {
+                    Ok(additions) => Some((Duration::ZERO, additions)),
+                    Err(error) => {
+                        return Ok(whole::fail(recorder, &face, CallStatus::UpstreamError, &error).await);
+                    }
+                }
+            } else {
+                self.again(&attempt, &mut face, &recorder, &mut first).await
+            };
             let Some((pause, additions)) = again else {
+                self.learn_of_responses(&face, &first);
                 let is_success = first.as_ref().is_ok_and(|reply| reply.status.is_success());
                 if attempt.additions != Additions::All && is_success {
                     self.route.upstream.set_additions(self.upstream_model(), attempt.additions);
@@ -337,6 +350,7 @@ impl Call {
             let path = match api {
                 ClientApi::OpenaiCompletions => "/completions",
                 ClientApi::AnthropicMessages => "/messages",
+                ClientApi::OpenaiResponses => "/responses",
                 ClientApi::SglangGenerate => upstream::NATIVE_ROUTE,
                 _ => "/chat/completions",
             };

@@ -23,6 +23,9 @@ use crate::upstream::sglang_request;
 pub(super) struct Incoming {
     pub(super) body: Bytes,
     pub(super) request: Request,
+    /// As the client said it, where the upstream may be spoken to in either protocol: calls of one conversation are
+    /// compared in one.
+    pub(super) said: Option<Request>,
     pub(super) face: Face,
 }
 
@@ -54,15 +57,28 @@ impl Incoming {
                            use POST /v1/messages";
             return Err(bad(message.to_owned()));
         }
-        let told = &told(inner, route, api, &body)?;
+        let told = without_volatile(inner, route, api, &body).unwrap_or_else(|| body.clone());
+        let said = match api {
+            ClientApi::OpenaiResponses if route.may_pass_responses() => {
+                Some(Request::from_responses(told.clone()).map_err(|error| bad(error.to_string()))?)
+            }
+            _ => None,
+        };
+        let passing = said.as_ref().filter(|said| route.passes_responses(&inner.options, &said.model));
+        let passes = passing.is_some();
+        if passing.is_some_and(|said| said.get("background") == Some(true.into())) {
+            let message = "background is true: this proxy answers in the same request and records what it answers, so leave \
+                           it out or send false";
+            return Err(bad(message.to_owned()));
+        }
+        // An upstream that reads the request itself has all of its tools.
+        let told = &if passes { told } else { without_server_tools(inner, route, api, told)? };
         let translated = match api {
             // What a server of Messages takes is for it to say: lego reads the members that both protocols have.
             ClientApi::AnthropicMessages if speaks_messages => None,
             ClientApi::AnthropicMessages => Some(messages::translate(told, names(told))?),
-            ClientApi::OpenaiResponses => {
-                let earlier = inner.responses.earlier(&responses::Kept::read(told)?);
-                Some(responses::translate(told, names(told), earlier.as_deref())?)
-            }
+            ClientApi::OpenaiResponses if passes => None,
+            ClientApi::OpenaiResponses => Some(of_responses(inner, told)?),
             _ => None,
         };
         let translated = match translated {
@@ -89,6 +105,7 @@ impl Incoming {
                 let read = generate::Request::parse(body.clone()).map_err(|error| bad(error.to_string()))?;
                 Ok(Request::from_generate(&read))
             }
+            (None, ClientApi::OpenaiResponses) => Request::from_responses(told.clone()),
             (None, _) => Request::parse(told.clone()),
         };
         let request = request.map_err(|error| bad(error.to_string()))?;
@@ -97,8 +114,27 @@ impl Incoming {
             (None, Some(writer)) => (ClientApi::SglangGenerate, Some(writer)),
             (None, None) => (api, None),
         };
-        Ok(Self { body, request, face: Face { api, upstream_api, writer } })
+        Ok(Self { body, request, said, face: Face { api, upstream_api, writer } })
     }
+}
+
+/// A request of Responses as a chat request.
+fn of_responses(inner: &Inner, told: &Bytes) -> Result<Translation, ApiError> {
+    let earlier = inner.responses.earlier(&responses::Kept::read(told)?);
+    responses::translate(told, names(told), earlier.as_deref())
+}
+
+/// The same for a call whose upstream turned out not to speak Responses.
+pub(super) fn of_responses_after_all(
+    inner: &Inner,
+    route: &Route,
+    body: &Bytes,
+) -> Result<(Request, Box<dyn ReplyWriter>), ApiError> {
+    let told = told(inner, route, ClientApi::OpenaiResponses, body)?;
+    let Translation { chat, reply } = of_responses(inner, &told)?;
+    let request = Request::parse(as_configured(inner, chat)?)
+        .map_err(|error| ApiError::new(400, ErrorType::InvalidRequest, "bad_request", error.to_string()))?;
+    Ok((request, reply))
 }
 
 /// A translated request, with what the configuration makes of its parts.
@@ -143,6 +179,11 @@ impl Face {
         let is_told = matches!(self.api, ClientApi::AnthropicMessages | ClientApi::OpenaiResponses);
         let why = reply.aborted().filter(|_| is_told && self.writer.is_some())?;
         Some(ApiError::new(502, ErrorType::Upstream, "upstream_aborted", why))
+    }
+
+    /// The upstream writes the client's responses itself.
+    pub(super) fn passes_responses(&self) -> bool {
+        self.upstream_api == ClientApi::OpenaiResponses
     }
 
     /// An answer that is an error.
@@ -205,6 +246,16 @@ impl Face {
 /// 400 for a tool that the configuration has refused, and for one that is left out and must be called.
 pub(super) fn told(inner: &Inner, route: &Route, api: ClientApi, body: &Bytes) -> Result<Bytes, ApiError> {
     let told = without_volatile(inner, route, api, body).unwrap_or_else(|| body.clone());
+    without_server_tools(inner, route, api, told)
+}
+
+/// The same without the tools that nobody here runs, as the configuration says.
+fn without_server_tools(
+    inner: &Inner,
+    route: &Route,
+    api: ClientApi,
+    told: Bytes,
+) -> Result<Bytes, ApiError> {
     let without = match (api, inner.options.server_tools) {
         _ if route.upstream.kind() == UpstreamKind::Anthropic => None,
         (ClientApi::AnthropicMessages, ServerTools::Drop) => server_tools::dropped_from_messages(&told)?,
@@ -242,7 +293,7 @@ pub(super) fn asked_model(body: &[u8]) -> Option<String> {
 }
 
 /// Names for the reply of a call that begins now.
-fn names(body: &[u8]) -> ReplyNames {
+pub(super) fn names(body: &[u8]) -> ReplyNames {
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     // A request without a model is refused when it is read.
     let model = asked_model(body).unwrap_or_default();

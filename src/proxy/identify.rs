@@ -142,7 +142,8 @@ pub(super) fn kind(kind: CallKind, headers: &HeaderMap, request: &Request) -> Ca
     if !matches!(kind, CallKind::Policy | CallKind::Unknown) {
         return kind;
     }
-    let most = request.get("max_completion_tokens").or_else(|| request.get("max_tokens"));
+    let names = ["max_completion_tokens", "max_tokens", "max_output_tokens"];
+    let most = names.iter().find_map(|name| request.get(name));
     let is_quota_probe = most.is_some_and(|most| most == 1);
     let agent = short(headers, &["user-agent"]).unwrap_or_default();
     let uses_tools = TOOL_USERS.iter().any(|name| agent.contains(name));
@@ -259,8 +260,8 @@ fn derived(request: &Request, volatile: &Rules) -> SessionId {
     hash.update(&request.model);
     for message in request.messages() {
         hash.update([0]);
-        hash.update(volatile.compared(message));
-        let role = serde_json::from_slice::<serde_json::Value>(message);
+        hash.update(volatile.compared(&message));
+        let role = serde_json::from_slice::<serde_json::Value>(&message);
         if role.is_ok_and(|message| message["role"] == "user") {
             break;
         }

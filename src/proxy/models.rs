@@ -171,6 +171,8 @@ pub(super) async fn not_found(method: Method, uri: Uri, headers: HeaderMap) -> R
         "the base URL has a /v1 or a slash too many"
     } else if path.ends_with("/chat/completions") && !path.contains("/v1/") {
         "the base URL lacks its /v1"
+    } else if path.contains("/responses/") {
+        "responses that are stored are not read, changed or deleted through this proxy, nor compacted; ask where they are stored"
     } else {
         "this proxy serves POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, \
          /v1/messages/count_tokens and GET /v1/models"

@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::protocol::chat::{self, Cut, CutError, CutReply, Fed, Reply, ReplyError, ReplyUsage};
 use crate::protocol::generate;
 use crate::protocol::messages::{Assembled, Assembler};
+use crate::protocol::responses;
 use crate::record::ClientApi;
 use crate::upstream::sglang_generate::{GenerateError, GenerateReply};
 
@@ -23,6 +24,7 @@ pub(super) enum Unreadable {
 pub(super) enum Received {
     Chat(Reply),
     Messages(Assembler),
+    Responses(Box<responses::Assembler>),
     Generate(Box<GenerateReply>, Blocks),
 }
 
@@ -74,6 +76,7 @@ impl Received {
                 Self::Generate(Box::new(GenerateReply::of_prompts(each)), Blocks::default())
             }
             ClientApi::AnthropicMessages => Self::Messages(Assembler::default()),
+            ClientApi::OpenaiResponses => Self::Responses(Box::default()),
             _ => Self::Chat(Reply::default()),
         }
     }
@@ -83,6 +86,7 @@ impl Received {
         match self {
             Self::Chat(reply) => reply,
             Self::Messages(assembler) => assembler.reply(),
+            Self::Responses(assembler) => assembler.reply(),
             Self::Generate(reply, _) => reply.reply(),
         }
     }
@@ -91,6 +95,7 @@ impl Received {
     pub(super) fn cut(&self, text: &[u8], wanted: &Cut) -> Result<CutReply, CutError> {
         match self {
             Self::Generate(..) => generate::cut(text, wanted),
+            Self::Responses(_) => responses::cut(text, wanted),
             _ => chat::cut(text, wanted),
         }
     }
@@ -115,6 +120,7 @@ impl Received {
         match self {
             Self::Chat(reply) => reply,
             Self::Messages(assembler) => assembler.into_reply(),
+            Self::Responses(assembler) => assembler.into_reply(),
             Self::Generate(reply, _) => reply.into_reply(),
         }
     }
@@ -124,7 +130,16 @@ impl Received {
         match self {
             Self::Chat(reply) => reply.forget(),
             Self::Messages(assembler) => assembler.forget(),
+            Self::Responses(assembler) => assembler.forget(),
             Self::Generate(reply, _) => reply.forget(),
+        }
+    }
+
+    /// What is known of a response that the upstream writes itself.
+    pub(super) fn response(&self) -> Option<&responses::Assembler> {
+        match self {
+            Self::Responses(assembler) => Some(assembler),
+            _ => None,
         }
     }
 
@@ -147,6 +162,13 @@ impl Received {
             let passes = ["message_start", "content_block_start", "content_block_delta", "ping"];
             return event["type"].as_str().is_none_or(|kind| !passes.contains(&kind));
         }
+        if let Self::Responses(_) = self {
+            let is_on_the_way = |kind: &str| {
+                let begins = ["response.created", "response.queued", "response.in_progress"];
+                kind.ends_with(".delta") || kind.ends_with(".added") || begins.contains(&kind)
+            };
+            return event["type"].as_str().is_none_or(|kind| !is_on_the_way(kind));
+        }
         let choices = event["choices"].as_array();
         choices.is_none_or(|choices| choices.iter().any(|choice| finishes(&choice["finish_reason"])))
     }
@@ -157,6 +179,7 @@ impl Received {
         let read = match self {
             Self::Chat(reply) => reply.feed(data).map(chat_event).map_err(Into::into),
             Self::Messages(assembler) => assembler.event(name, data).map_err(Into::into),
+            Self::Responses(assembler) => assembler.event(name, data).map_err(Into::into),
             Self::Generate(reply, _) => reply.feed(data).map(chat_event).map_err(Into::into),
         };
         self.doubt_usage(before);
@@ -168,6 +191,7 @@ impl Received {
         let read = match self {
             Self::Chat(reply) => reply.feed(body).map(chat_event).map_err(Into::into),
             Self::Messages(assembler) => assembler.body(body).map_err(Into::into),
+            Self::Responses(assembler) => assembler.body(body).map_err(Into::into),
             Self::Generate(reply, _) => reply.feed(body).map(chat_event).map_err(Into::into),
         };
         self.doubt_usage(None);
@@ -213,6 +237,18 @@ mod tests {
         ] {
             let chat = Received::new(ClientApi::OpenaiChat, 1);
             assert_eq!(chat.may_finish(data.as_bytes()), expected, "{data}");
+        }
+        for (data, expected) in [
+            (r#"{"type":"response.output_text.delta","delta":7}"#, false),
+            (r#"{"type":"response.output_item.added","item":{"type":7}}"#, false),
+            (r#"{"type":"response.in_progress","response":7}"#, false),
+            (r#"{"type":"response.output_item.done","item":{"type":7}}"#, true),
+            (r#"{"type":"response.completed","response":7}"#, true),
+            (r#"{"type":7}"#, true),
+            (r#"{"type":"response.completed""#, true),
+        ] {
+            let response = Received::new(ClientApi::OpenaiResponses, 1);
+            assert_eq!(response.may_finish(data.as_bytes()), expected, "{data}");
         }
         for (data, expected) in [
             (r#"{"text":7,"meta_info":{"finish_reason":null}}"#, false),

@@ -27,6 +27,7 @@ use super::tape::Turn;
 use super::{Inner, failures, store};
 use crate::protocol::chat::{Choice, CutError, CutReply, Reply, Request};
 use crate::protocol::messages::Assembled;
+use crate::protocol::responses;
 use crate::record::{Call, CallId, CallKind, CallStatus, ClientApi, SinkError};
 use crate::upstream::dialect::Prepared;
 
@@ -169,6 +170,11 @@ impl Open {
     /// The reply so far.
     pub(super) const fn reply(&self) -> &Reply {
         self.reply.so_far()
+    }
+
+    /// What is known of a response that the upstream writes itself.
+    pub(super) fn response(&self) -> Option<&responses::Assembler> {
+        self.reply.response()
     }
 
     /// Reads an event of a stream, whose block is kept.

@@ -61,7 +61,7 @@ pub(super) fn api_of(path: &str, headers: &HeaderMap) -> ClientApi {
     let ends = |route: &str| path.trim_end_matches('/').ends_with(route);
     if ends("/messages") || ends("/messages/count_tokens") {
         ClientApi::AnthropicMessages
-    } else if ends("/responses") {
+    } else if ends("/responses") || path.contains("/responses/") {
         ClientApi::OpenaiResponses
     } else if ends("/generate") {
         ClientApi::SglangGenerate

@@ -16,7 +16,7 @@ use super::limits::Limits;
 use super::local_ids::{LocalTokenizer, LocalTokenizers};
 use super::options::{Mode, ProxyOptions, Retries};
 use super::session::{Session, SessionSampling};
-use crate::config::{self, Config, RouteKind};
+use crate::config::{self, Config, RouteKind, UpstreamResponses};
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::record::{CallKind, ClientApi};
 use crate::upstream::dialect::{SamplingPlan, Wanted};
@@ -184,6 +184,24 @@ impl Route {
             None => options.upstream_model(requested),
             Some(_) => self.upstream_model.as_deref(),
         }
+    }
+
+    /// True if some calls of Responses may pass to the upstream as they are.
+    pub(super) fn may_pass_responses(&self) -> bool {
+        match self.upstream.responses_choice() {
+            UpstreamResponses::Translate => false,
+            UpstreamResponses::PassThrough => true,
+            // Ids of texts are those of chat requests.
+            UpstreamResponses::Auto => self.local_tokenizer.is_none(),
+        }
+    }
+
+    /// True if a call of Responses for this model is passed to the upstream as it is: that has the route, or nobody
+    /// knows yet.
+    pub(super) fn passes_responses(&self, options: &ProxyOptions, requested: &str) -> bool {
+        let model = self.upstream_model(options, requested).unwrap_or(requested);
+        let is_set = self.upstream.responses_choice() == UpstreamResponses::PassThrough;
+        self.may_pass_responses() && (is_set || self.upstream.has_responses(model) != Some(false))
     }
 
     /// The weights' version by lego's own clock: the session's trainer's, or what the admin was told last. It is the

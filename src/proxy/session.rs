@@ -1,5 +1,6 @@
 //! Sessions: who a call belongs to, how it is sampled, and what a trainer gets at the end.
 
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -188,7 +189,7 @@ impl Session {
         let history: Vec<[u8; 32]> = if tolerates_rewrites {
             Vec::new()
         } else {
-            let hash = |message| message_hash(&volatile.compared(message));
+            let hash = |message: Cow<'_, [u8]>| message_hash(&volatile.compared(&message));
             request.messages().into_iter().map(hash).collect()
         };
         let mut state = self.state();

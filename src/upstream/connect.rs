@@ -67,6 +67,7 @@ impl Upstream {
         let upstream = Self::http_trusting(&server.base_url, kind, key, timeouts, authorities.as_deref())
             .map_err(|cause| ConnectError::Upstream { table: table(), cause })?;
         let hint = RoutingHint { layers: server.routing_layers, top_k: server.routing_top_k };
+        let upstream = upstream.with_responses(server.responses);
         Ok(upstream.with_routing_hint(config.proxy.capture_expert_routing.then_some(hint)))
     }
 }

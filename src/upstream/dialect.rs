@@ -164,8 +164,12 @@ pub fn prepare(
     if model.is_some() {
         edits.cut.model = Some(request.model.clone());
     }
-    // A server of Messages is not asked in chat's words.
-    if kind != UpstreamKind::Anthropic {
+    // Servers of Messages and of Responses are not asked in chat's words.
+    if request.is_response {
+        if let SamplingPlan::Pinned { temperature, .. } = plan {
+            pin_response(&mut edits, request, temperature);
+        }
+    } else if kind != UpstreamKind::Anthropic {
         ask_for_tokens(&mut edits, &approach, wanted, request, upstream_is_stream);
         if let SamplingPlan::Pinned { temperature, seed } = plan {
             pin(&mut edits, kind, request, temperature, seed);
@@ -297,6 +301,15 @@ fn pin(edits: &mut Edits<'_>, kind: UpstreamKind, request: &Request, temperature
     edits.remove.extend(UNPINNED.iter().filter(|name| request.has(name)));
 }
 
+/// The same as far as Responses has words for it. What it has none for is the server's, and nothing but the default.
+fn pin_response(edits: &mut Edits<'_>, request: &Request, temperature: f64) {
+    edits.set.push(("temperature", Value::from(temperature).to_string()));
+    edits.set.push(("top_p", "1.0".to_owned()));
+    let extras = ["top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed"];
+    let all = extras.iter().chain(&UNPINNED);
+    edits.remove.extend(all.filter(|name| request.has(name)));
+}
+
 /// The request without what lego added for capture: the retry at a gateway that refuses it.
 ///
 /// # Errors
@@ -368,7 +381,7 @@ pub(super) fn sampling_of(get: &dyn Fn(&str) -> Option<Value>) -> Sampling {
         frequency_penalty: number("frequency_penalty"),
         presence_penalty: number("presence_penalty"),
         seed: get("seed").and_then(|value| value.as_i64()),
-        max_tokens: whole("max_completion_tokens").or_else(|| whole("max_tokens")),
+        max_tokens: ["max_completion_tokens", "max_tokens", "max_output_tokens"].into_iter().find_map(whole),
         stop,
         n: whole("n"),
         logit_bias: get("logit_bias").map(|bias| bias.to_string()),

@@ -29,6 +29,7 @@ mod pool;
 mod probe;
 mod redirect;
 mod refusals;
+mod responses;
 pub mod routing;
 pub mod sglang_completions;
 pub mod sglang_generate;

@@ -18,6 +18,7 @@ use super::pool::{Pool, PoolError};
 use super::probe::ProbeState;
 use super::redirect;
 use super::refusals::{Additions, Refusals};
+use super::responses::Responses;
 use super::routing::RoutingHint;
 use super::unpack::Unpacker;
 use super::url::{BaseUrl, InvalidUrl, below};
@@ -116,6 +117,7 @@ pub struct Upstream {
     probe: ProbeState<Capabilities>,
     native_probe: ProbeState<Native>,
     silence: Silence,
+    pub(super) responses: Responses,
 }
 
 #[derive(Debug)]
@@ -186,6 +188,7 @@ impl Upstream {
             probe: ProbeState::default(),
             native_probe: ProbeState::default(),
             silence: Silence::default(),
+            responses: Responses::default(),
         })
     }
 
@@ -202,6 +205,7 @@ impl Upstream {
             probe: ProbeState::default(),
             native_probe: ProbeState::default(),
             silence: Silence::default(),
+            responses: Responses::default(),
         }
     }
 

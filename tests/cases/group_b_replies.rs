@@ -11,6 +11,7 @@ use crate::setup::{Setup, broken, client, post, request, text as whole};
 use crate::speech::{messages, responses};
 use crate::support::{chunk, done, finish, head, of_messages, stream, strict_events, text, url};
 
+const RESPONSES: &str = include_str!("../fixtures/wire/responses_stream.sse");
 const TOOLS: &str = include_str!("../fixtures/wire/anthropic_tools_stream.sse");
 
 #[tokio::test]
@@ -272,6 +273,24 @@ async fn b21_codex_is_served_by_a_chat_upstream() {
         let call = setup.sink.calls(turn).await.pop().expect("a call");
         assert_eq!((call.status, call.client_api), (CallStatus::Ok, ClientApi::OpenaiResponses));
         assert_eq!(call.tool_calls.expect("calls")[0].arguments, "{\"cmd\":\"ls\"}");
+    }
+}
+
+#[tokio::test]
+async fn b21_codex_passes_to_an_upstream_that_speaks_responses() {
+    let script = Script { has_responses: true, ..stream(vec![Part::Raw(RESPONSES.as_bytes().to_vec())]) };
+    let setup = Setup::with(ProxyOptions::stand_alone(), UpstreamKind::Openai, script).await;
+    for turn in 1..=3 {
+        let request = codex(turn);
+        let reply = whole(post(&url(&setup, "responses"), &request).await).await;
+        let direct = whole(post(&format!("{}/v1/responses", setup.mock.url()), &request).await).await;
+        assert_eq!((&reply, &reply[..]), (&direct, RESPONSES.as_bytes()));
+        let [ours, theirs] = &setup.mock.asked()[2 * (turn - 1)..] else { panic!("two requests") };
+        assert_eq!((ours.uri.path(), &ours.body), ("/v1/responses", &theirs.body));
+        let call = setup.sink.calls(turn).await.pop().expect("a call");
+        assert_eq!((call.status, call.upstream_api), (CallStatus::Ok, ClientApi::OpenaiResponses));
+        assert_eq!(call.tool_calls.expect("calls")[0].arguments, "{\"command\": \"ls -la\"}");
+        assert!(!call.trainable);
     }
 }
 

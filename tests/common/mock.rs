@@ -89,6 +89,7 @@ impl Mock {
         Router::new()
             .route("/v1/chat/completions", post(chat))
             .route("/v1/messages", post(chat))
+            .route("/v1/responses", post(response))
             .route("/v1/completions", post(chat))
             .route("/tokenize", post(tokenize))
             .route(
@@ -161,6 +162,20 @@ async fn tokenize(
 ) -> axum::Json<Value> {
     shared.tokenized.lock().expect("tokenized").push(asked);
     axum::Json(json!({"count": 17, "max_model_len": 99, "tokens": []}))
+}
+
+/// As of an upstream that speaks Responses, where the script says that this one does.
+async fn response(
+    state: State<Arc<Shared>>,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    if !state.script.lock().expect("script").has_responses {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    chat(state, method, uri, headers, body).await
 }
 
 async fn chat(

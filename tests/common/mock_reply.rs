@@ -49,6 +49,8 @@ pub struct Script {
     /// Members that it does not know, and refuses: all that there are, or only the first.
     pub unknown: &'static [&'static str],
     pub names_one: bool,
+    /// It serves `/v1/responses` too.
+    pub has_responses: bool,
     /// Never answers.
     pub is_silent: bool,
     /// A stream's parts, whatever was asked.
@@ -79,6 +81,7 @@ impl Default for Script {
             refuses_logprobs: false,
             unknown: &[],
             names_one: false,
+            has_responses: false,
             is_silent: false,
             parts: None,
             body: None,

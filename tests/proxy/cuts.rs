@@ -11,7 +11,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use lego::config::Relay;
+use lego::config::{Relay, UpstreamResponses};
 use lego::record::{Call, CallStatus, UpstreamKind};
 use serde_json::{Value, json};
 
@@ -136,7 +136,9 @@ async fn sweep(rig: &Arc<Rig>, case: Case, which: Where) {
 
 async fn rig(kind: UpstreamKind, relay: Relay, names: &[&'static str]) -> Arc<Rig> {
     let replies = names.iter().map(|name| reply(name, kind)).collect();
-    Arc::new(Rig::new(kind, relay, replies).await)
+    let is_own = names.iter().all(|name| name.starts_with("responses"));
+    let responses = if is_own { UpstreamResponses::PassThrough } else { UpstreamResponses::Translate };
+    Arc::new(Rig::new(kind, relay, responses, replies).await)
 }
 
 /// These fixtures of this dialect, streamed, in one protocol.
@@ -282,6 +284,11 @@ async fn streams_of_a_server_of_messages() {
 }
 
 #[tokio::test]
+async fn streams_of_a_server_of_responses() {
+    streams(UpstreamKind::Openai, Api::Responses, &["responses_stream.sse"], Where::EveryByte).await;
+}
+
+#[tokio::test]
 async fn bodies_in_every_protocol() {
     let all = [
         (UpstreamKind::Vllm, "vllm_chat.json", Api::Chat),
@@ -290,6 +297,7 @@ async fn bodies_in_every_protocol() {
         (UpstreamKind::Vllm, "vllm_chat.json", Api::Messages),
         (UpstreamKind::Vllm, "vllm_chat.json", Api::Responses),
         (UpstreamKind::Vllm, "vllm_completions.json", Api::Completions),
+        (UpstreamKind::Openai, "responses.json", Api::Responses),
     ];
     for (kind, name, api) in all {
         let rig = rig(kind, Relay::Live, &[name]).await;
@@ -334,12 +342,14 @@ async fn answers_that_are_errors() {
     for (kind, apis) in [
         (UpstreamKind::Vllm, &Api::ALL[..]),
         (UpstreamKind::Anthropic, &[Api::Messages][..]),
+        (UpstreamKind::Openai, &[Api::Responses][..]),
         (UpstreamKind::Sglang, &[Api::Completions, Api::Generate][..]),
     ] {
         let error =
             |status, text: &str| Reply { status, is_stream: false, body: text.into(), plain: text.into() };
         let replies = vec![error(400, own), error(529, anthropic), error(503, "<html>busy</html>")];
-        let rig = Arc::new(Rig::new(kind, Relay::Live, replies.clone()).await);
+        let responses = UpstreamResponses::PassThrough;
+        let rig = Arc::new(Rig::new(kind, Relay::Live, responses, replies.clone()).await);
         for api in apis {
             for (number, reply) in replies.iter().enumerate() {
                 for is_stream in [false, true] {

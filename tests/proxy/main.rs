@@ -25,6 +25,7 @@ mod raw;
 mod records;
 mod refused;
 mod rejoin;
+mod responses;
 mod retries;
 mod routes;
 mod sdk;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::Problems;
 use crate::config::model_names;
 use crate::config::read::is_variable_name;
-use crate::config::{ConfigError, Server, UpstreamKind, VolatileAction};
+use crate::config::{ConfigError, Server, UpstreamKind, UpstreamResponses, VolatileAction};
 
 const BEGINNINGS: &str = "Write a model's name, the beginning of names with one * behind it, or * for all.";
 
@@ -50,6 +50,12 @@ impl Problems<'_> {
                 &format!("Set {url_key} to embedded, or the kind to what the server is."),
             );
         }
+        self.require(
+            server.responses != UpstreamResponses::PassThrough || server.kind == UpstreamKind::Openai,
+            &key("upstream_responses"),
+            "only an upstream of kind openai is asked in the words of Responses: others give token ids, and those through chat",
+            &format!("Set {kind_key} to openai, or take the key out."),
+        );
         self.require(
             server.ca_file.is_none() || server.base_url.starts_with("https://"),
             &key("upstream_ca_file"),

@@ -1,5 +1,7 @@
 //! A chat request as lego needs it: a few members are read, all others stay bytes.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use serde_json::Value;
 
@@ -23,6 +25,8 @@ pub struct Request {
     body: Body,
     /// It is a completions request.
     pub is_completion: bool,
+    /// It is one of Responses, for an upstream that speaks that.
+    pub is_response: bool,
     /// Name of the model that the client asks for.
     pub model: String,
     pub is_stream: bool,
@@ -64,6 +68,7 @@ impl Request {
         let n = body.get("n").and_then(|n| n.as_u64()).unwrap_or(1);
         Ok(Self {
             is_completion: false,
+            is_response: false,
             model,
             is_stream: body.is_true("stream"),
             n,
@@ -84,6 +89,7 @@ impl Request {
         Self {
             body: request.object().clone(),
             is_completion: true,
+            is_response: false,
             model: request.model.clone(),
             is_stream: request.is_stream,
             n: request.choices(),
@@ -104,6 +110,7 @@ impl Request {
         Self {
             body: request.object().clone(),
             is_completion: true,
+            is_response: false,
             model: request.model.clone().unwrap_or_default(),
             is_stream: request.is_stream,
             n: request.choices(),
@@ -116,6 +123,36 @@ impl Request {
             refuses_reasoning: false,
             is_constrained: request.is_constrained,
         }
+    }
+
+    /// A request of Responses for an upstream that speaks it itself: whether it is a right one is for that to say.
+    ///
+    /// # Errors
+    /// [`RequestError`] if it is no JSON object that names a model.
+    pub fn from_responses(body: Bytes) -> Result<Self, RequestError> {
+        let body = Body::parse(body)?;
+        let Some(Value::String(model)) = body.get("model") else {
+            return Err(RequestError::NoModel);
+        };
+        let leaves_tools_open =
+            body.get("tool_choice").is_none_or(|choice| choice == "auto" || choice == "none");
+        let format = body.get("text").map_or(Value::Null, |text| text["format"]["type"].clone());
+        Ok(Self {
+            is_completion: false,
+            is_response: true,
+            model,
+            is_stream: body.is_true("stream"),
+            n: 1,
+            n_each: 1,
+            // The last event always has it.
+            asks_usage: true,
+            asks_token_ids: false,
+            asks_logprobs: false,
+            asks_weight_versions: false,
+            refuses_reasoning: false,
+            is_constrained: !leaves_tools_open || !(format.is_null() || format == "text"),
+            body,
+        })
     }
 
     /// The body as it came.
@@ -136,14 +173,33 @@ impl Request {
         self.body.raw(name).is_some()
     }
 
-    /// The texts of the messages, in order.
+    /// The texts of the messages, in order. Of a request of Responses they are its items, behind its instructions.
     #[must_use]
-    pub fn messages(&self) -> Vec<&[u8]> {
+    pub fn messages(&self) -> Vec<Cow<'_, [u8]>> {
+        if self.is_response {
+            return self.items();
+        }
         let Some(messages) = self.body.raw("messages") else {
             return Vec::new();
         };
         let spans = json::elements(messages, 0).unwrap_or_default();
-        spans.into_iter().map(|span| &messages[span]).collect()
+        spans.into_iter().map(|span| Cow::Borrowed(&messages[span])).collect()
+    }
+
+    fn items(&self) -> Vec<Cow<'_, [u8]>> {
+        let said = |role: &str, text: &[u8]| {
+            let head = format!("{{\"role\":\"{role}\",\"content\":");
+            Cow::Owned([head.as_bytes(), text, b"}"].concat())
+        };
+        let instructions = self.body.raw("instructions").filter(|text| text.starts_with(b"\""));
+        let mut items: Vec<Cow<'_, [u8]>> =
+            instructions.map(|text| said("system", text)).into_iter().collect();
+        let input = self.body.raw("input").unwrap_or(b"null");
+        match json::elements(input, 0) {
+            Ok(spans) => items.extend(spans.into_iter().map(|span| Cow::Borrowed(&input[span]))),
+            Err(_) => items.push(said("user", input)),
+        }
+        items
     }
 
     /// The body with members set and removed: [`Body::edited`].

@@ -1,7 +1,9 @@
-//! OpenAI's Responses protocol in front of a chat upstream.
+//! OpenAI's Responses protocol in front of a chat upstream, and the reading of an upstream that speaks it itself.
 //!
 //! - `request`, `items`, `content`, `tools`: the request becomes a chat request.
 //! - `writer`, `output`, `events`, `echo`: the chat reply becomes a response.
+//! - [`Assembler`], `view`: a response of an upstream's own as the [`chat::Reply`](super::chat::Reply) that the capture
+//!   reads; [`cut`]: the model's name in it.
 //! - `names`, `shell`, `unwrap`: ids, local shell actions and custom inputs, there and back.
 //!
 //! Invariants:
@@ -12,6 +14,7 @@
 //! - Numbers of events are dense from 0; every item that is added is done before the next is added.
 //! - A reply that did not end by itself is never `completed`.
 
+mod assembler;
 mod content;
 mod echo;
 mod events;
@@ -26,10 +29,12 @@ mod shell;
 mod tests;
 mod tools;
 mod unwrap;
+mod view;
 mod writer;
 
 use bytes::Bytes;
 
+pub use assembler::{Assembler, cut};
 pub use request::{Kept, open_call};
 pub use writer::Writer;
 

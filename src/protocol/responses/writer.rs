@@ -261,7 +261,7 @@ fn is_json(call: &ToolCall) -> bool {
 }
 
 /// The code by which clients decide whether to try again.
-fn code(error: &ApiError) -> &'static str {
+pub(super) fn code(error: &ApiError) -> &'static str {
     let is_too_long = |text: &str| {
         ["context_length", "context length", "maximum model length"].iter().any(|part| text.contains(part))
     };

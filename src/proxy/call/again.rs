@@ -52,7 +52,8 @@ impl Call {
         // SGLang's native endpoint is asked in its own words only.
         let is_refusal = matches!(reply.status.as_u16(), 400 | 422)
             && attempt.additions != Additions::Nothing
-            && face.upstream_api != ClientApi::SglangGenerate;
+            && face.upstream_api != ClientApi::SglangGenerate
+            && !face.passes_responses();
         if !is_refusal {
             return None;
         }

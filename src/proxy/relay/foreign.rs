@@ -132,6 +132,10 @@ impl Relay {
 
     /// An event that changes nothing: clients that reset their patience by events stay.
     pub(super) fn keep_alive(&mut self) {
+        if self.face.passes_responses() {
+            let event = self.in_progress();
+            return self.ready.extend_from_slice(&event);
+        }
         if let Some(events) = self.face.keep_alive() {
             for bytes in events {
                 self.ready.extend_from_slice(&bytes);

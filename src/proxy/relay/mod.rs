@@ -5,6 +5,7 @@ mod again;
 mod begin;
 mod foreign;
 mod late;
+mod passed;
 mod ready;
 mod wait;
 
@@ -389,7 +390,7 @@ impl Relay {
     /// The upstream's stream is at its end, by itself or by an error.
     async fn end(&mut self, error: Option<String>) {
         self.source = Source::Ended;
-        if let Some(event) = self.parser.finish() {
+        if let Some(event) = self.parser.finish().filter(|_| !self.is_to_be_said()) {
             self.event(&event).await;
         }
         let (status, reason) = self.recorder.outcome();
@@ -445,7 +446,7 @@ impl Relay {
         // and try again when a connection breaks.
         let is_cut = matches!(error.code, "upstream_truncated" | "upstream_stalled");
         if !is_cut || self.face.api == ClientApi::OpenaiResponses {
-            let event = self.face.error_event(error);
+            let event = self.error_event(error);
             self.ready.extend_from_slice(&event);
         }
         self.source = Source::Ended;

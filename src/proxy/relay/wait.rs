@@ -102,7 +102,11 @@ impl Relay {
 
     /// True where an event of lego's own does no harm: between two events, and before the reply is at its end.
     fn may_keep_alive(&self) -> bool {
-        self.hold_until.is_none() && self.late_until.is_none() && !self.is_unread && !self.recorder.is_done()
+        self.hold_until.is_none()
+            && self.late_until.is_none()
+            && !self.is_unread
+            && !self.has_terminator
+            && !self.recorder.is_done()
     }
 }
 

@@ -38,6 +38,11 @@ pub fn bytes(name: &str) -> Vec<u8> {
         "vllm_completions_stream.sse" => completions_stream().into_bytes(),
         "vllm_completions.json" => pretty(&completions_body()),
         "vllm_chat_two_choices.sse" => two_choices().into_bytes(),
+        // What the stream ends with.
+        "responses.json" => {
+            let (end, _) = events(&bytes("responses_stream.sse")).pop().expect("an end");
+            pretty(&end["response"])
+        }
         _ => {
             let path = format!("{}/tests/fixtures/wire/{name}", env!("CARGO_MANIFEST_DIR"));
             std::fs::read(path).expect("fixture")
@@ -242,6 +247,7 @@ fn tell(told: &mut Told, event: &Value) {
         told.prompt_ids = told.prompt_ids.take().or_else(|| ids(&event["sglext"]["input_ids"]));
     }
     tell_of_messages(told, event);
+    tell_of_responses(told, event);
     tell_of_native(told, event);
 }
 
@@ -287,6 +293,42 @@ fn tell_of_messages(told: &mut Told, event: &Value) {
         }
         _ => {}
     }
+}
+
+/// The same of an event of Responses, or of a whole response.
+fn tell_of_responses(told: &mut Told, event: &Value) {
+    let arguments = |item: &Value| item["arguments"].as_str().or(item["input"].as_str()).map(str::to_owned);
+    let is_call = |item: &Value| item["call_id"].is_string();
+    match event["type"].as_str() {
+        Some("response.created") => drop(told.choices.insert(0, Said::default())),
+        Some("response.output_item.added") if is_call(&event["item"]) => {
+            told.choices.get_mut(&0).expect("begun").calls.push(String::new());
+        }
+        Some("response.output_text.delta") => {
+            let said = told.choices.get_mut(&0).expect("begun");
+            said.text.push_str(event["delta"].as_str().expect("text"));
+        }
+        Some("response.function_call_arguments.delta" | "response.custom_tool_call_input.delta") => {
+            let calls = &mut told.choices.get_mut(&0).expect("begun").calls;
+            calls.last_mut().expect("a call").push_str(event["delta"].as_str().expect("text"));
+        }
+        Some("response.completed") => end_of_response(told, &event["response"]),
+        None if event["object"] == "response" => {
+            let items = event["output"].as_array().expect("items");
+            let parts = items.iter().filter(|item| item["type"] == "message");
+            let text = parts.map(|item| item["content"][0]["text"].as_str().expect("text")).collect();
+            let calls = items.iter().filter_map(arguments).collect();
+            told.choices.insert(0, Said { text, calls, ..Said::default() });
+            end_of_response(told, event);
+        }
+        _ => {}
+    }
+}
+
+fn end_of_response(told: &mut Told, response: &Value) {
+    told.choices.get_mut(&0).expect("begun").finish = response["status"].as_str().map(str::to_owned);
+    let count = |name: &str| response["usage"][name].as_u64().expect("a number");
+    told.usage = Some((count("input_tokens"), count("output_tokens")));
 }
 
 fn completions_stream() -> String {

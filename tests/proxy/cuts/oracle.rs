@@ -3,7 +3,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use lego::record::{Call, CallStatus, UpstreamKind};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::Api;
 use super::fixtures::{self, Told, told};
@@ -93,7 +93,16 @@ impl Case {
     /// Events of the upstream's reach the client as bytes.
     fn is_same_protocol(&self) -> bool {
         let is_chat = matches!(self.api, Api::Chat | Api::Completions);
-        (is_chat && !self.is_native()) || self.api == Api::Generate || self.kind == UpstreamKind::Anthropic
+        (is_chat && !self.is_native())
+            || self.api == Api::Generate
+            || self.kind == UpstreamKind::Anthropic
+            || self.passes_responses()
+    }
+
+    /// The upstream writes the client's responses itself.
+    fn passes_responses(&self) -> bool {
+        let is_gateways = self.api == Api::Responses && self.kind == UpstreamKind::Openai;
+        is_gateways && !self.name.starts_with("openai")
     }
 
     /// The upstream is asked at SGLang's native endpoint.
@@ -104,7 +113,7 @@ impl Case {
     /// lego asks for nothing that the client does not.
     fn is_untouched(&self) -> bool {
         let asks_all = self.request.contains("include_usage") || self.request.contains("return_logprob");
-        self.kind == UpstreamKind::Anthropic || asks_all
+        self.kind == UpstreamKind::Anthropic || self.passes_responses() || asks_all
     }
 
     /// No reader of chat finds anything in it.
@@ -224,6 +233,9 @@ impl Case {
             };
             assert_eq!(answer.is_whole, is_whole, "{about}: {}", answer.text());
         }
+        if self.passes_responses() && status == CallStatus::Truncated {
+            return self.look_at_failure(&answer.text(), at, about);
+        }
         if self.is_same_protocol() {
             assert_eq!(answer.text(), String::from_utf8_lossy(&self.expected(at)), "{about}");
             return;
@@ -251,6 +263,24 @@ impl Case {
             }
             _ => assert!(is_prefix && !has_end(self.api, client), "{about}: {client}"),
         }
+    }
+
+    /// A response that broke off has its whole events, and an end of lego's that its clients understand.
+    fn look_at_failure(&self, client: &str, at: usize, about: &str) {
+        let (end, ..) = self.step(at);
+        let (passed, own) = client.split_at(*end);
+        assert_eq!(passed.as_bytes(), &self.sent()[..*end], "{about}");
+        let own: Vec<Value> = fixtures::events(own.as_bytes()).into_iter().map(|(event, _)| event).collect();
+        let first = passed.matches("\n\n").count() as u64;
+        let numbers = own.iter().map(|event| event["sequence_number"].as_u64().expect("a number"));
+        assert!(numbers.eq(first..first + own.len() as u64), "{about}: {own:?}");
+        assert_eq!(own.len(), if *end == 0 { 2 } else { 1 }, "{about}");
+        let last = &own[own.len() - 1];
+        assert_eq!(
+            (last["type"].as_str(), &last["response"]["output"]),
+            (Some("response.failed"), &json!([]))
+        );
+        assert!(last["response"]["error"]["message"].is_string(), "{about}: {last}");
     }
 
     /// Half an event is no event; it passes where nothing is to be cut out of it.
@@ -357,7 +387,7 @@ fn client_reads(api: Api, is_stream: bool, client: &str) -> (String, Vec<String>
         for item in body["content"].as_array().or(body["output"].as_array()).into_iter().flatten() {
             let part = if item["type"] == "message" { &item["content"][0]["text"] } else { &item["text"] };
             text.push_str(part.as_str().unwrap_or_default());
-            calls.extend(item["arguments"].as_str().map(str::to_owned));
+            calls.extend(item["arguments"].as_str().or(item["input"].as_str()).map(str::to_owned));
         }
         return (text, calls);
     }
@@ -373,6 +403,9 @@ fn client_reads(api: Api, is_stream: bool, client: &str) -> (String, Vec<String>
                 }
             }
             "response.output_text.delta" => text.push_str(event["delta"].as_str().expect("text")),
+            "response.custom_tool_call_input.done" => {
+                calls.push(event["input"].as_str().expect("text").to_owned());
+            }
             "response.function_call_arguments.done" => {
                 calls.push(event["arguments"].as_str().expect("text").to_owned());
             }

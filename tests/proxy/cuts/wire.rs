@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use async_trait::async_trait;
-use lego::config::Relay;
+use lego::config::{Relay, UpstreamResponses};
 use lego::proxy::{Proxy, ProxyOptions};
 use lego::record::{Call, CallSink, Routing, RoutingBase, RoutingShape, SinkError, UpstreamKind};
 use lego::upstream::Upstream;
@@ -112,7 +112,13 @@ pub struct Rig {
 
 impl Rig {
     /// `replies`: what a request can name with its header `x-reply`.
-    pub async fn new(kind: UpstreamKind, relay: Relay, replies: Vec<Reply>) -> Self {
+    /// `responses`: how a gateway is asked by clients of Responses.
+    pub async fn new(
+        kind: UpstreamKind,
+        relay: Relay,
+        responses: UpstreamResponses,
+        replies: Vec<Reply>,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
         let upstream = listener.local_addr().expect("bound");
         let server = Arc::new(Server { replies, proxy: OnceLock::new() });
@@ -124,6 +130,7 @@ impl Rig {
         let store = Arc::new(Store::default());
         let url = format!("http://{upstream}");
         let lego = Upstream::http(&url, kind, Some("sk-real-canary"), timeouts()).expect("upstream");
+        let lego = lego.with_responses(responses);
         let proxy = Proxy::new(options, Arc::clone(&store) as Arc<dyn CallSink>, lego);
         let listener = lego::proxy::listen("127.0.0.1", 0, false).await.expect("loopback");
         let address = listener.local_addr().expect("bound");

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::protocol::chat::Request;
+use std::borrow::Cow;
 
 const STREAMS: [&str; 4] = [
     "wire/vllm_chat_stream.sse",
@@ -208,7 +209,7 @@ fn the_messages_of_a_turn_begin_with_those_of_the_turn_before() {
         for number in 1..=turns {
             let (chat, _) = translated(&turn(conversation, number));
             let request = Request::parse(chat).expect("a chat request");
-            let messages: Vec<Vec<u8>> = request.messages().into_iter().map(<[u8]>::to_vec).collect();
+            let messages: Vec<Vec<u8>> = request.messages().into_iter().map(Cow::into_owned).collect();
             assert!(messages.len() > before.len(), "{conversation} turn {number}");
             assert_eq!(messages[..before.len()], before, "{conversation} turn {number}");
             before = messages;

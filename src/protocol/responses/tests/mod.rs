@@ -3,6 +3,7 @@
 mod cases_reply;
 mod cases_request;
 mod fixtures;
+mod passed;
 mod properties;
 
 use bytes::Bytes;

@@ -93,7 +93,7 @@ impl Bodies {
         let message = format!(
             "request bodies of {} MiB together are being handled, the most that this proxy holds of those over 1 MiB; \
              try again soon, or raise proxy.large_bodies_bytes",
-            self.units * UNIT >> 20
+            (self.units * UNIT) >> 20
         );
         Err(ApiError::new(429, ErrorType::Server, "too_many_large_bodies", message))
     }

@@ -69,6 +69,10 @@ class Replay(BaseHTTPRequestHandler):
 
     def do_POST(self):
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.path.endswith("/responses"):
+            # A gateway is asked for a response first; none of the fixtures' upstreams has them.
+            self.send_error(404)
+            return
         name = self.headers["x-fixture"]
         data = (WIRE / name).read_bytes()
         is_half = self.headers["x-half"] == "True"

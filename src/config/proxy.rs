@@ -96,7 +96,7 @@ pub struct Proxy {
     /// Longest time of a whole call, over all its attempts, in seconds. 0: no limit; long replies are healthy.
     pub total_timeout_secs: u64,
     /// Longest time that a client may take nothing of its reply, in seconds; then its connection is closed, as if it had
-    /// left. 0: no limit.
+    /// left. One that sends nothing of its request's body for as long gets 408. 0: no limit.
     pub client_stall_timeout_secs: u64,
     /// Time that running calls get to end when the proxy stops, in milliseconds.
     pub shutdown_grace_ms: u64,
@@ -140,7 +140,7 @@ impl Default for Proxy {
             upstream_base_url: "embedded".to_owned(),
             upstream_api_key_env: None,
             upstream_kind: UpstreamKind::Auto,
-            upstream_responses: UpstreamResponses::Auto,
+            upstream_responses: UpstreamResponses::Translate,
             upstream_ca_file: None,
             model_path: PathBuf::from("models/lego-tiny"),
             capture_token_ids: true,
@@ -258,9 +258,9 @@ pub enum UpstreamKind {
 pub enum UpstreamResponses {
     /// `pass_through` where the upstream has `/v1/responses` for the model, which the first call finds out, and no
     /// `local_tokenizer` is set; else `translate`.
-    #[default]
     Auto,
-    /// The upstream is asked in chat's words.
+    /// The upstream is asked in chat's words, and for log-probs.
+    #[default]
     Translate,
     /// Requests and replies pass as they are, with all that only Responses has: hosted tools, encrypted reasoning, stored
     /// responses.

@@ -179,7 +179,7 @@ impl Proxy {
             server = Server {
                 base_url: url.clone(),
                 kind: UpstreamKind::Auto,
-                responses: UpstreamResponses::Auto,
+                responses: UpstreamResponses::default(),
                 api_key_env: None,
                 ca_file: None,
                 routing_layers: None,

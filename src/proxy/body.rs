@@ -27,6 +27,8 @@ pub(super) struct Bodies {
     /// Parts of the whole room.
     units: usize,
     longest_wait: Duration,
+    /// A client that sends nothing of a body for longer gives its room to others.
+    stall: Option<Duration>,
 }
 
 /// A body that was read.
@@ -39,13 +41,14 @@ pub(super) struct Taken {
 
 impl Bodies {
     /// `room`: bytes of long bodies at once. One has room in any case.
-    pub(super) fn new(limit: usize, room: usize, longest_wait: Duration) -> Self {
+    pub(super) fn new(limit: usize, room: usize, longest_wait: Duration, stall: Option<Duration>) -> Self {
         let units = room.max(limit).div_ceil(UNIT).clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
-        Self { limit, room: Arc::new(Semaphore::new(units)), units, longest_wait }
+        Self { limit, room: Arc::new(Semaphore::new(units)), units, longest_wait, stall }
     }
 
-    /// Reads a request's body, which has to be plain UTF-8. One that is too long, or has no room in time, is read on and thrown away: clients that
-    /// send all of it before they read would otherwise see a broken connection in place of the answer.
+    /// Reads a request's body, which has to be plain UTF-8. One that is too long, or has no room in time, is read on and
+    /// thrown away: clients that send all of it before they read would otherwise see a broken connection in place of the
+    /// answer.
     pub(super) async fn take(&self, headers: &HeaderMap, mut body: Body) -> Result<Taken, ApiError> {
         let told = body.size_hint().exact();
         let fits = told.and_then(|told| usize::try_from(told).ok()).filter(|told| *told <= self.limit);
@@ -56,7 +59,7 @@ impl Bodies {
         // Of what is not written to yet the system keeps no memory.
         let mut text = BytesMut::with_capacity(fits.unwrap_or(0));
         let mut length = 0_usize;
-        while let Some(data) = next(&mut body).await? {
+        while let Some(data) = self.next(&mut body).await? {
             length = length.saturating_add(data.len());
             if length > self.limit {
                 drop((text, held));
@@ -74,6 +77,19 @@ impl Bodies {
             drop(held.split(held.num_permits().saturating_sub(length.div_ceil(UNIT))));
         }
         Ok(Taken { body: text.freeze(), held })
+    }
+
+    /// The next piece, if the client goes on sending.
+    async fn next(&self, body: &mut Body) -> Result<Option<Bytes>, ApiError> {
+        let Some(stall) = self.stall else {
+            return next(body).await;
+        };
+        tokio::time::timeout(stall, next(body)).await.unwrap_or_else(|_| {
+            let message = format!(
+                "the client sent nothing of its request's body for {stall:?} (proxy.client_stall_timeout_secs)"
+            );
+            Err(ApiError::new(408, ErrorType::InvalidRequest, "request_stalled", message))
+        })
     }
 
     /// Room for so many bytes.
@@ -187,7 +203,7 @@ mod tests {
     #[tokio::test]
     async fn long_bodies_wait_for_room_and_then_are_refused_and_short_ones_never_do() {
         for body in [told, untold] {
-            let mut bodies = Bodies::new(4 * MIB, 8 * MIB, Duration::ZERO);
+            let mut bodies = Bodies::new(4 * MIB, 8 * MIB, Duration::ZERO, None);
             let free = |bodies: &Bodies| bodies.room.available_permits() * UNIT;
             let first = bodies.take(&NONE, body(4 * MIB)).await.expect("room");
             let second = bodies.take(&NONE, body(2 * MIB)).await.expect("room");
@@ -210,8 +226,19 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_client_that_sends_no_more_gives_its_room_back() {
+        let bodies = Bodies::new(4 * MIB, 4 * MIB, Duration::from_secs(60), Some(Duration::from_millis(20)));
+        let begun = futures_util::stream::iter([Ok::<_, std::io::Error>(vec![b'x'; 2 * MIB])]);
+        let stalled =
+            Body::from_stream(futures_util::StreamExt::chain(begun, futures_util::stream::pending()));
+        let refused = bodies.take(&NONE, stalled).await.expect_err("it stalls");
+        assert_eq!((refused.status, refused.code), (408, "request_stalled"));
+        assert_eq!(bodies.take(&NONE, told(4 * MIB)).await.expect("room").body.len(), 4 * MIB);
+    }
+
+    #[tokio::test]
     async fn bodies_that_grow_side_by_side_do_not_wait_for_each_other() {
-        let bodies = Bodies::new(4 * MIB, 8 * MIB, Duration::from_secs(60));
+        let bodies = Bodies::new(4 * MIB, 8 * MIB, Duration::from_secs(60), None);
         let all = (0..20)
             .map(|_| async { bodies.take(&NONE, untold(3 * MIB)).await.map(|taken| taken.body.len()) });
         for read in futures_util::future::join_all(all).await {
@@ -221,7 +248,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_body_has_room_in_any_case() {
-        let bodies = Bodies::new(4 * MIB, 1, Duration::from_secs(60));
+        let bodies = Bodies::new(4 * MIB, 1, Duration::from_secs(60), None);
         assert_eq!(bodies.take(&NONE, told(4 * MIB)).await.expect("room").body.len(), 4 * MIB);
     }
 }

@@ -212,6 +212,7 @@ impl Proxy {
                 options.max_body_bytes,
                 options.large_bodies_bytes,
                 options.admission_wait,
+                options.client_stall,
             ),
             running: tokio_util::task::TaskTracker::new(),
             closing: CancellationToken::new(),

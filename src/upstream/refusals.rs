@@ -57,10 +57,12 @@ impl Refusals {
         }
         let known = refusals.get(model).copied();
         // A model that is not remembered is asked twice each time, and that is all.
-        if refusals.len() < MAX_REFUSALS || known.is_some() {
+        let is_news = !known.is_some_and(|(before, since)| before == taken && holds(since, now));
+        // What is known is not kept alive by calls that go by it: after a while one finds out whether it still holds.
+        if is_news && (refusals.len() < MAX_REFUSALS || known.is_some()) {
             refusals.insert(model.to_owned(), (taken, now));
         }
-        !known.is_some_and(|(before, since)| before == taken && holds(since, now))
+        is_news
     }
 }
 
@@ -114,6 +116,9 @@ mod tests {
         assert_eq!(refusals.taken("a", now), Additions::All);
         assert!(refusals.set("a", Additions::Usage, now));
         assert!(!refusals.set("a", Additions::Usage, now), "no news");
+        let later = now + REFUSAL_HOLDS / 2;
+        assert!(!refusals.set("a", Additions::Usage, later), "nor is it renewed by who goes by it");
+        assert_eq!(refusals.taken("a", now + REFUSAL_HOLDS), Additions::All);
         assert_eq!(refusals.taken("a", now), Additions::Usage);
         assert_eq!(refusals.taken("b", now), Additions::All);
         assert!(refusals.set("a", Additions::Nothing, now));

@@ -317,7 +317,9 @@ impl Upstream {
         let limit = self.timeouts.first_byte;
         let exchange = self.exchange(method, route, query, client_headers, body);
         match tokio::time::timeout(limit, exchange).await {
-            Ok(Ok(UpstreamReply { status, headers, .. })) if status.is_redirection() => {
+            Ok(Ok(UpstreamReply { status, headers, .. }))
+                if status.is_redirection() && status != StatusCode::NOT_MODIFIED =>
+            {
                 let name = self.name();
                 let to = Bytes::from(redirect::advice(&name, route, &headers));
                 let to = String::from_utf8_lossy(&self.without_key(to)).into_owned();

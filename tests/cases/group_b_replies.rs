@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use lego::config::UpstreamResponses;
 use lego::proxy::{Mode, ProxyOptions, SessionSampling};
 use lego::record::{CallStatus, ClientApi, UpstreamKind};
+use lego::upstream::Upstream;
 use serde_json::{Value, json};
 
-use crate::mock::{Part, Script};
-use crate::setup::{Setup, broken, client, post, request, text as whole};
+use crate::mock::{Mock, Part, Script};
+use crate::setup::{Setup, broken, client, post, request, text as whole, timeouts};
 use crate::speech::{messages, responses};
 use crate::support::{chunk, done, finish, head, of_messages, stream, strict_events, text, url};
 
@@ -279,7 +281,10 @@ async fn b21_codex_is_served_by_a_chat_upstream() {
 #[tokio::test]
 async fn b21_codex_passes_to_an_upstream_that_speaks_responses() {
     let script = Script { has_responses: true, ..stream(vec![Part::Raw(RESPONSES.as_bytes().to_vec())]) };
-    let setup = Setup::with(ProxyOptions::stand_alone(), UpstreamKind::Openai, script).await;
+    let mock = Mock::start(script).await;
+    let upstream = Upstream::http(&mock.url(), UpstreamKind::Openai, None, timeouts()).expect("upstream");
+    let upstream = upstream.with_responses(UpstreamResponses::Auto);
+    let setup = Setup::in_front_of(upstream, ProxyOptions::stand_alone(), mock).await;
     for turn in 1..=3 {
         let request = codex(turn);
         let reply = whole(post(&url(&setup, "responses"), &request).await).await;

@@ -60,7 +60,10 @@ fn gated_at(needle: &str) -> Script {
 }
 
 async fn gateway(options: ProxyOptions, script: Script) -> Setup {
-    Setup::with(options, UpstreamKind::Openai, script).await
+    let mock = Mock::start(script).await;
+    let upstream = Upstream::http(&mock.url(), UpstreamKind::Openai, Some("sk-real-canary"), timeouts());
+    Setup::in_front_of(upstream.expect("upstream").with_responses(UpstreamResponses::Auto), options, mock)
+        .await
 }
 
 async fn told(choice: UpstreamResponses, kind: UpstreamKind, script: Script) -> Setup {

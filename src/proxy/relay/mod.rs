@@ -302,7 +302,8 @@ impl Relay {
                 if !self.recorder.is_done() {
                     let read = self.recorder.event(&event.name, &data);
                     self.has_terminator |= read.is_end;
-                    if read.fed.has_error {
+                    // With several choices it may be one's alone.
+                    if read.fed.has_error && self.recorder.request.n <= 1 {
                         self.await_end();
                     }
                     if read.fed.has_finish || read.is_end {

@@ -98,6 +98,10 @@ async fn serve(
         }
         Err(error) => return Err(error),
     };
+    // The body may have waited long for its room.
+    if inner.closing.is_cancelled() {
+        return Err(closing());
+    }
     let route = {
         let trainers = identify::trainers(inner, &shared.door, path_session, &headers)?;
         inner.routes.find(inner, api, face::asked_model(&body).as_deref(), trainers.as_deref())?

@@ -245,15 +245,21 @@ impl Proxy {
         layered(model_routes("/v1").merge(native_route("")), state)
     }
 
-    /// What connections get for which there is no room: health and metrics, and else 429.
-    fn surplus_router(&self) -> Router {
-        let state = Shared { inner: Arc::clone(&self.inner), door: Door::Public };
+    /// What connections get for which there is no room: 429, but for health and metrics on the public listener.
+    fn surplus_router(&self, door: Door) -> Router {
+        let is_public = matches!(door, Door::Public);
+        let state = Shared { inner: Arc::clone(&self.inner), door };
         let limit = self.inner.options.max_body_bytes;
-        let routes = Router::new()
-            .route("/metrics", get(models::metrics))
-            .route_layer(middleware::from_fn_with_state(state.clone(), guard::token))
-            .route("/healthz", get(models::healthz))
-            .route("/readyz", get(models::readyz))
+        let routes = if is_public {
+            Router::new()
+                .route("/metrics", get(models::metrics))
+                .route_layer(middleware::from_fn_with_state(state.clone(), guard::token))
+                .route("/healthz", get(models::healthz))
+                .route("/readyz", get(models::readyz))
+        } else {
+            Router::new()
+        };
+        let routes = routes
             .fallback(move |uri: Uri, headers: HeaderMap, body: Body| {
                 files::no_room(limit, uri, headers, body)
             })
@@ -292,7 +298,8 @@ impl Proxy {
         let session = found.ok_or_else(|| ProxyError::NoSuchSession(session.clone()))?;
         let closed = session.closed();
         let stall = self.inner.options.client_stall;
-        let routers = server::Routers { usual: self.session_router(session), surplus: self.surplus_router() };
+        let surplus = self.surplus_router(Door::Session(Arc::clone(&session)));
+        let routers = server::Routers { usual: self.session_router(session), surplus };
         server::serve(listener, routers, &self.inner.room, closed.clone(), closed, stall).await;
         Ok(())
     }
@@ -301,7 +308,7 @@ impl Proxy {
     pub async fn serve(&self, listener: TcpListener) {
         let (closing, abort) = (self.inner.closing.clone(), self.inner.abort.clone());
         let stall = self.inner.options.client_stall;
-        let routers = server::Routers { usual: self.router(), surplus: self.surplus_router() };
+        let routers = server::Routers { usual: self.router(), surplus: self.surplus_router(Door::Public) };
         tokio::select! {
             () = server::serve(listener, routers, &self.inner.room, closing, abort, stall) => {}
             () = self.inner.sessions.keep_tidy() => {}

@@ -7,8 +7,7 @@ use super::Inner;
 use super::received::Received;
 use super::session::Session;
 use crate::record::{
-    Call, CallId, CallKind, CallStatus, ClientApi, IdsSource, JsonText, LogprobSemantics, SCHEMA_VERSION,
-    Sampling, UpstreamKind, Usage, WeightSource,
+    Call, CallId, CallKind, CallStatus, ClientApi, IdsSource, JsonText, Parties, UpstreamKind, Usage,
 };
 use crate::upstream::{Capabilities, Native, ProbeExchange, Upstream};
 
@@ -71,34 +70,13 @@ fn call(
     let choice = reply.choices.remove(&0).unwrap_or_default();
     let source = |has_ids: bool| if has_ids { IdsSource::Engine } else { IdsSource::Absent };
     let is_ok = probe.error.is_none() && probe.status.is_some_and(|status| (200..300).contains(&status));
+    let parties = Parties { client_api: api, upstream_kind: kind, upstream_api: api };
+    let received_at = i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX);
+    let session_id = session.spec.session_id.clone();
     Call {
-        schema_version: SCHEMA_VERSION,
-        call_id: CallId::now(),
-        choice_index: 0,
-        session_id: session.spec.session_id.clone(),
-        trial_id: None,
-        task_id: None,
-        parent_call_id: None,
-        attempt: 1,
-        retry_of: None,
-        rejoined: 0,
-        kind: CallKind::Probe,
-        harness: None,
-        harness_version: None,
-        harness_conversation_id: None,
         http_status: probe.status.unwrap_or(0),
-        tokenizer_sha256: None,
-        template_sha256: None,
-        client_api: api,
-        client_stream: false,
-        upstream_kind: kind,
-        upstream_api: api,
         model_requested: model.to_owned(),
         model_served: reply.model,
-        received_at: i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX),
-        ttft_us: None,
-        duration_us: 0,
-        client_request: None,
         upstream_request: raw(&probe.request),
         response: raw(&probe.reply),
         prompt_ids_source: source(prompt_token_ids.is_some()),
@@ -106,14 +84,7 @@ fn call(
         completion_ids_source: source(choice.token_ids.is_some()),
         completion_token_ids: choice.token_ids,
         completion_logprobs: choice.logprobs,
-        logprob_semantics: LogprobSemantics::Unknown,
-        sampling_requested: Sampling::default(),
-        sampling_sent: Sampling::default(),
-        weight_spans: None,
-        weight_source: WeightSource::Unknown,
-        routing: None,
         text: Some(choice.text),
-        tool_calls: None,
         finish_reason: choice.finish_reason,
         usage: reply.usage.map(|usage| Usage {
             prompt_tokens: usage.prompt_tokens,
@@ -123,7 +94,7 @@ fn call(
         }),
         status: if is_ok { CallStatus::Ok } else { CallStatus::UpstreamError },
         error: probe.error,
-        trainable: false,
         not_trainable_reasons: vec!["kind_probe".to_owned()],
+        ..Call::unanswered(CallId::now(), session_id, CallKind::Probe, parties, received_at)
     }
 }

@@ -13,10 +13,7 @@ use super::session::Session;
 use super::tape::Turn;
 use super::{Inner, Shared, failures, identify, reply, store, verdict, whole};
 use crate::protocol::error::ApiError;
-use crate::record::{
-    Call, CallId, CallStatus, ClientApi, IdsSource, LogprobSemantics, SCHEMA_VERSION, Sampling, UpstreamKind,
-    WeightSource,
-};
+use crate::record::{Call, CallId, CallStatus, ClientApi, Parties, UpstreamKind};
 
 /// Records that a call is refused, and says so.
 pub(super) async fn refused(
@@ -42,10 +39,12 @@ pub(super) async fn refused(
     inner.measures.ended(CallStatus::Aborted, received.elapsed());
     let tokens = (session.token(), inner.running.token());
     let records = Records { calls: vec![call], missing: None, success: None };
-    let stored = store::append(Arc::clone(inner), session, tokens, records, None, Turn::default()).await;
-    let response = match stored {
-        Ok(()) => reply::error(api, error),
-        Err(sink) => reply::error(api, &whole::sink_error(&sink)),
+    // In a task of its own, so that it goes on if the client leaves meanwhile.
+    let append = store::append(Arc::clone(inner), session, tokens, records, None, Turn::default());
+    let response = match tokio::spawn(append).await {
+        Ok(Err(sink)) => reply::error(api, &whole::sink_error(&sink)),
+        // One that panicked is told in the log.
+        Ok(Ok(())) | Err(_) => reply::error(api, error),
     };
     reply::with_call_id(response, id)
 }
@@ -71,55 +70,18 @@ fn call(
     let micros = |time: Duration| time.as_micros();
     let (client_name, client_version) = identify::client_name(headers);
     let spec = &session.spec;
+    let parties = Parties { client_api, upstream_kind, upstream_api };
+    let received_at = i64::try_from(micros(began)).unwrap_or(i64::MAX);
     let mut call = Call {
-        schema_version: SCHEMA_VERSION,
-        call_id,
-        choice_index: 0,
-        session_id: spec.session_id.clone(),
         trial_id: spec.trial_id.clone(),
         task_id: spec.task_id.clone(),
-        parent_call_id: None,
-        attempt: 1,
-        retry_of: None,
-        rejoined: 0,
-        kind: spec.kind,
         harness: spec.harness.clone().or(client_name),
         harness_version: client_version,
         harness_conversation_id: identify::conversation_id(headers),
         http_status: error.status,
-        tokenizer_sha256: None,
-        template_sha256: None,
-        client_api,
-        client_stream: false,
-        upstream_kind,
-        upstream_api,
-        model_requested: String::new(),
-        model_served: None,
-        received_at: i64::try_from(micros(began)).unwrap_or(i64::MAX),
-        ttft_us: None,
         duration_us: u64::try_from(micros(took)).unwrap_or(u64::MAX),
-        client_request: None,
-        upstream_request: None,
-        response: None,
-        prompt_token_ids: None,
-        prompt_ids_source: IdsSource::Absent,
-        completion_token_ids: None,
-        completion_ids_source: IdsSource::Absent,
-        completion_logprobs: None,
-        logprob_semantics: LogprobSemantics::Unknown,
-        sampling_requested: Sampling::default(),
-        sampling_sent: Sampling::default(),
-        weight_spans: None,
-        weight_source: WeightSource::Unknown,
-        routing: None,
-        text: None,
-        tool_calls: None,
-        finish_reason: None,
-        usage: None,
-        status: CallStatus::Aborted,
         error: Some(error.message.clone()),
-        trainable: false,
-        not_trainable_reasons: Vec::new(),
+        ..Call::unanswered(call_id, spec.session_id.clone(), spec.kind, parties, received_at)
     };
     call.not_trainable_reasons = verdict::reasons(&call, 0, None, false);
     Some(call)

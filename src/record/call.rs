@@ -283,7 +283,77 @@ pub struct Call {
     pub not_trainable_reasons: Vec<String>,
 }
 
+/// Between whom a call runs: the client's protocol, the server, and the protocol that it is asked in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parties {
+    pub client_api: ClientApi,
+    pub upstream_kind: UpstreamKind,
+    pub upstream_api: ClientApi,
+}
+
 impl Call {
+    /// The first attempt of a call of which nothing came: all that can be null is, and its status is `aborted`.
+    /// `received_at`: microseconds since the Unix epoch, UTC.
+    #[must_use]
+    pub fn unanswered(
+        call_id: CallId,
+        session_id: SessionId,
+        kind: CallKind,
+        parties: Parties,
+        received_at: i64,
+    ) -> Self {
+        Self {
+            schema_version: SCHEMA_VERSION,
+            call_id,
+            choice_index: 0,
+            session_id,
+            trial_id: None,
+            task_id: None,
+            parent_call_id: None,
+            attempt: 1,
+            retry_of: None,
+            rejoined: 0,
+            kind,
+            harness: None,
+            harness_version: None,
+            harness_conversation_id: None,
+            http_status: 0,
+            tokenizer_sha256: None,
+            template_sha256: None,
+            client_api: parties.client_api,
+            client_stream: false,
+            upstream_kind: parties.upstream_kind,
+            upstream_api: parties.upstream_api,
+            model_requested: String::new(),
+            model_served: None,
+            received_at,
+            ttft_us: None,
+            duration_us: 0,
+            client_request: None,
+            upstream_request: None,
+            response: None,
+            prompt_token_ids: None,
+            prompt_ids_source: IdsSource::Absent,
+            completion_token_ids: None,
+            completion_ids_source: IdsSource::Absent,
+            completion_logprobs: None,
+            logprob_semantics: LogprobSemantics::Unknown,
+            sampling_requested: Sampling::default(),
+            sampling_sent: Sampling::default(),
+            weight_spans: None,
+            weight_source: WeightSource::Unknown,
+            routing: None,
+            text: None,
+            tool_calls: None,
+            finish_reason: None,
+            usage: None,
+            status: CallStatus::Aborted,
+            error: None,
+            trainable: false,
+            not_trainable_reasons: Vec::new(),
+        }
+    }
+
     /// The ids that the model sampled. Ids of a local tokenizer are those of the reply's text: nobody sampled them.
     #[must_use]
     pub fn sampled_ids(&self) -> Option<&[u32]> {

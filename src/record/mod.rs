@@ -18,7 +18,7 @@ mod sample;
 mod sink;
 
 pub use call::{
-    Call, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, LayerAxis, LogprobSemantics,
+    Call, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, LayerAxis, LogprobSemantics, Parties,
     RoutingDtype, SCHEMA_VERSION, Sampling, UpstreamKind, Usage, WeightSource, WeightSpan,
 };
 pub use disposition::Disposition;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lego::proxy::ProxyOptions;
-use lego::record::{CallStatus, UpstreamKind};
+use lego::record::{CallStatus, ClientApi, UpstreamKind};
 use serde_json::{Value, json};
 
 use crate::raw::{Do, Raw, event, head};
@@ -88,6 +88,51 @@ async fn a_body_where_a_stream_was_asked_for_becomes_the_clients_stream() {
             assert_eq!((call.status, call.text.as_deref()), (CallStatus::Ok, Some("Hello")), "{about}");
             assert_eq!(call.usage.expect("usage").completion_tokens, 2, "{about}");
         }
+    }
+}
+
+#[tokio::test]
+async fn a_response_that_is_no_stream_passes_as_it_is() {
+    let body = json!({"id": "r", "object": "response", "status": "completed", "model": "m", "output": [
+        {"type": "message", "id": "i", "role": "assistant", "status": "completed", "content": [
+            {"type": "output_text", "text": "Hello", "annotations": []}]}],
+        "usage": {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}});
+    let body = format!(" {body}\n");
+    let script = vec![head("application/json"), Do::Write(body.clone())];
+    let raw = Raw::start(ProxyOptions::stand_alone(), UpstreamKind::Openai, script).await;
+    let response = post(&raw.url(RESPONSES), &responses(true)).await;
+    assert_eq!(response.headers()["content-type"], "application/json");
+    assert_eq!(text(response).await, body);
+    let call = &raw.setup.sink.calls(1).await[0];
+    assert_eq!((call.status, call.upstream_api), (CallStatus::Ok, ClientApi::OpenaiResponses));
+    assert_eq!((call.text.as_deref(), call.trainable), (Some("Hello"), false));
+}
+
+#[tokio::test]
+async fn g04_the_key_is_in_nothing_that_passes_unread() {
+    let quoted = r#"data: {"error": {"message": "bad key sk-real-canary"}}"#;
+    // Half an event, and an event behind the end of the reply.
+    let begun = json!({"type": "message_start", "message": {"id": "a", "type": "message", "role": "assistant",
+        "model": "m", "content": [], "stop_reason": null, "usage": {"input_tokens": 1, "output_tokens": 1}}});
+    let half = vec![head("text/event-stream"), event(&begun.to_string()), Do::Write(quoted.to_owned())];
+    let mut late = chat_stream("stop");
+    late.extend([Do::Until(1), event(quoted.trim_start_matches("data: "))]);
+    for (kind, route, asked, script, status) in [
+        (UpstreamKind::Anthropic, MESSAGES, messages(true), half, CallStatus::Truncated),
+        (UpstreamKind::Openai, CHAT, request(true), late, CallStatus::Ok),
+    ] {
+        let raw = Raw::start(ProxyOptions::stand_alone(), kind, script).await;
+        let mut response = post(&raw.url(route), &asked).await;
+        let mut reply = Vec::new();
+        while let Ok(Some(piece)) = response.chunk().await {
+            reply.extend_from_slice(&piece);
+            if reply.ends_with(b"[DONE]\n\n") {
+                raw.step(1);
+            }
+        }
+        let reply = String::from_utf8_lossy(&reply);
+        assert!(reply.contains("bad key") && !reply.contains("sk-real-canary"), "{status:?}: {reply}");
+        assert_eq!(raw.setup.sink.calls(1).await[0].status, status);
     }
 }
 

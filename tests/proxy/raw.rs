@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use lego::config::UpstreamResponses;
 use lego::proxy::ProxyOptions;
 use lego::record::UpstreamKind;
 use lego::upstream::Upstream;
@@ -43,7 +44,8 @@ impl Raw {
                 tokio::spawn(answer(stream, script.clone(), steps.subscribe(), gone.clone()));
             }
         });
-        let upstream = Upstream::http(&url, kind, None, timeouts()).expect("upstream");
+        let upstream = Upstream::http(&url, kind, Some("sk-real-canary"), timeouts()).expect("upstream");
+        let upstream = upstream.with_responses(UpstreamResponses::Auto);
         let mock = Mock::in_process(Script::default());
         Self { setup: Setup::in_front_of(upstream, options, mock).await, step, left }
     }

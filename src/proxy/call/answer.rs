@@ -64,8 +64,8 @@ impl Call {
         let is_readable = received.status.is_success() && !whole::is_compressed(&received.headers);
         let relayed = match Form::of(&received) {
             Form::Stream => Relay::streaming,
-            // Some servers answer with a body although a stream was asked for.
-            Form::Json if asks_stream => Relay::whole,
+            // Some servers answer with a body although a stream was asked for. A response that passes as it is passes so.
+            Form::Json if asks_stream && !face.passes_responses() => Relay::whole,
             Form::Other if is_destreamed && is_readable => Relay::whole,
             Form::Untold if asks_stream => Relay::untold,
             _ => {

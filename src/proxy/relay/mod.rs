@@ -331,8 +331,8 @@ impl Relay {
     /// What the client gets of an event: all but what lego caused.
     fn own(&mut self, event: &Event) -> Bytes {
         let own = self.less_cut(event);
-        // An upstream's error may quote the key that it was sent.
-        if self.recorder.reply().error.is_some() {
+        // An upstream's error may quote the key that it was sent. What comes after the call was committed nobody reads.
+        if self.recorder.reply().error.is_some() || self.recorder.is_done() {
             return self.recorder.route().upstream.without_key(own);
         }
         own
@@ -342,8 +342,9 @@ impl Relay {
     /// Where something would have to be cut out of it, nobody can say what of it is the client's.
     fn half_event(&mut self, event: &Event) {
         if self.face.writer.is_none() && self.recorder.prepared.cut.is_nothing() {
+            let own = self.recorder.route().upstream.without_key(event.raw.clone());
             let out = if self.hold_until.is_some() { &mut self.held } else { &mut self.ready };
-            out.extend_from_slice(&event.raw);
+            out.push(own);
         }
     }
 

@@ -19,8 +19,10 @@ use super::reader::SegmentCalls;
 use super::{columns, encode};
 use crate::record::{Call, SCHEMA_VERSION};
 
-/// Bytes of calls in memory that make a row group.
-const ROW_GROUP_BYTES: usize = 32 << 20;
+/// Bytes of calls in memory that are encoded at once. What is encoded is a fraction of that.
+const BATCH_BYTES: usize = 4 << 20;
+/// Bytes of calls, as they are in memory, that make a row group.
+const ROW_GROUP_BYTES: usize = 64 << 20;
 /// Calls that make a row group.
 const ROW_GROUP_ROWS: usize = 8192;
 
@@ -88,7 +90,7 @@ fn write_days(
         }
     }
     for file in files.values_mut() {
-        file.flush()?;
+        file.encode()?;
         file.writer.finish().map_err(CaptureError::parquet(&file.temporary))?;
         file.writer.inner().sync_all().map_err(CaptureError::io("sync", &file.temporary))?;
     }
@@ -100,6 +102,9 @@ struct DayFile {
     writer: ArrowWriter<File>,
     pending: Vec<Call>,
     pending_bytes: usize,
+    /// Of the row group, as far as it is encoded.
+    group_bytes: usize,
+    group_rows: usize,
 }
 
 impl DayFile {
@@ -107,31 +112,37 @@ impl DayFile {
         let file = File::create(&temporary).map_err(CaptureError::io("create", &temporary))?;
         let writer = ArrowWriter::try_new(file, columns::schema(), Some(properties()))
             .map_err(CaptureError::parquet(&temporary))?;
-        Ok(Self { temporary, writer, pending: vec![], pending_bytes: 0 })
+        Ok(Self { temporary, writer, pending: vec![], pending_bytes: 0, group_bytes: 0, group_rows: 0 })
     }
 
     fn push(&mut self, call: Call) -> Result<(), CaptureError> {
         self.pending_bytes += memory_bytes(&call);
         self.pending.push(call);
-        if self.pending_bytes >= ROW_GROUP_BYTES || self.pending.len() >= ROW_GROUP_ROWS {
-            self.flush()?;
+        let rows = self.group_rows + self.pending.len();
+        let is_full = self.group_bytes + self.pending_bytes >= ROW_GROUP_BYTES || rows >= ROW_GROUP_ROWS;
+        if is_full || self.pending_bytes >= BATCH_BYTES {
+            self.encode()?;
+        }
+        if is_full {
+            (self.group_bytes, self.group_rows) = (0, 0);
+            self.writer.flush().map_err(CaptureError::parquet(&self.temporary))?;
         }
         Ok(())
     }
 
-    /// Ends the row group.
-    fn flush(&mut self) -> Result<(), CaptureError> {
+    /// Adds what is pending to the row group.
+    fn encode(&mut self) -> Result<(), CaptureError> {
         if self.pending.is_empty() {
             return Ok(());
         }
         let calls = std::mem::take(&mut self.pending);
-        self.pending_bytes = 0;
+        self.group_bytes += std::mem::take(&mut self.pending_bytes);
+        self.group_rows += calls.len();
         let batch = encode::batch(&calls)
             .map_err(|error| CaptureError::corrupt(&self.temporary, error.to_string()))?;
         // The batch has it all.
         drop(calls);
-        let error = CaptureError::parquet(&self.temporary);
-        self.writer.write(&batch).and_then(|()| self.writer.flush()).map_err(error)
+        self.writer.write(&batch).map_err(CaptureError::parquet(&self.temporary))
     }
 
     fn finish(self, dir: &Path, path: &Path) -> Result<(), CaptureError> {

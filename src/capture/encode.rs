@@ -58,9 +58,9 @@ pub(super) fn batch(calls: &[Call]) -> Result<RecordBatch, ArrowError> {
         Arc::new(TimestampMicrosecondArray::from_iter_values(received).with_timezone("UTC")),
         count(|c| c.ttft_us),
         count(|c| Some(c.duration_us)),
-        text(|c| c.client_request.as_ref().map(JsonText::get)),
-        text(|c| c.upstream_request.as_ref().map(JsonText::get)),
-        text(|c| c.response.as_ref().map(JsonText::get)),
+        bodies(calls, |c| c.client_request.as_ref()),
+        bodies(calls, |c| c.upstream_request.as_ref()),
+        bodies(calls, |c| c.response.as_ref()),
         id_lists(calls, |c| c.prompt_token_ids.as_deref()),
         text(|c| Some(c.prompt_ids_source.as_str())),
         id_lists(calls, |c| c.completion_token_ids.as_deref()),
@@ -84,6 +84,16 @@ pub(super) fn batch(calls: &[Call]) -> Result<RecordBatch, ArrowError> {
     arrays.extend(declared.iter().map(|field| new_null_array(field.data_type(), calls.len())));
     arrays.extend(routing(calls));
     RecordBatch::try_new(columns::schema(), arrays)
+}
+
+/// Most of a record: room for it is made once.
+fn bodies(calls: &[Call], get: fn(&Call) -> Option<&JsonText>) -> ArrayRef {
+    let bytes = calls.iter().filter_map(get).map(|body| body.bytes().len()).sum();
+    let mut texts = StringBuilder::with_capacity(calls.len(), bytes);
+    for call in calls {
+        texts.append_option(get(call).map(JsonText::get));
+    }
+    Arc::new(texts.finish())
 }
 
 fn element(of: DataType) -> Arc<Field> {

@@ -66,7 +66,8 @@ impl Payload {
 /// Encodes `calls` as one payload.
 pub(super) fn encode(calls: Vec<Call>) -> Result<Payload, SinkError> {
     let mut payload = Payload::default();
-    let mut out = vec![ENCODING];
+    let mut out = Vec::with_capacity(calls.iter().map(room).sum());
+    out.push(ENCODING);
     push_len(&mut out, calls.len());
     for mut call in calls {
         let prompt = call.prompt_token_ids.take();
@@ -119,6 +120,16 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Payload, SinkError> {
     }
     payload.push(out.into());
     Ok(payload)
+}
+
+/// About as many bytes as the record of a call takes, less its long bodies.
+fn room(call: &Call) -> usize {
+    let ids = [&call.prompt_token_ids, &call.completion_token_ids].into_iter().flatten();
+    let logprobs = call.completion_logprobs.as_ref().map_or(0, |values| 5 * values.len());
+    let routing = call.routing.as_ref().map_or(0, |routing| routing.data().len());
+    let bodies = [&call.client_request, &call.upstream_request, &call.response].into_iter().flatten();
+    let short = bodies.map(|body| body.bytes().len()).filter(|length| *length < LONG);
+    4096 + ids.map(|ids| 4 * ids.len()).sum::<usize>() + logprobs + routing + short.sum::<usize>()
 }
 
 fn length(length: usize, call: &Call, what: &str) -> Result<u32, SinkError> {

@@ -37,6 +37,21 @@ impl Kept {
         }
     }
 
+    /// Makes room for more blocks of a stream.
+    pub(super) fn reserve(&mut self, bytes: usize) {
+        if let Self::Events(tape) = self {
+            tape.reserve(bytes + bytes / 32);
+        }
+    }
+
+    /// How much of what was read of it may stay in memory when it does not.
+    pub(super) fn share(&self) -> usize {
+        match self {
+            Self::Events(tape) => tape.share(),
+            _ => usize::MAX,
+        }
+    }
+
     /// Lets go of a block that a later one says again. It does not come back; others keep their numbers.
     pub(super) fn supersede(&mut self, block: usize) {
         if let Self::Events(tape) = self {
@@ -50,11 +65,6 @@ impl Kept {
             Self::Events(tape) => tape.len(),
             _ => 0,
         }
-    }
-
-    /// True if a part of it lies in a file.
-    pub(super) const fn is_spilled(&self) -> bool {
-        matches!(self, Self::Events(tape) if tape.is_spilled())
     }
 
     /// Moves what has come out of memory, if it is time to and may be. True if it did.

@@ -22,8 +22,8 @@ pub(super) enum Unreadable {
 
 /// The reply as the upstream's protocol is read.
 pub(super) enum Received {
-    Chat(Reply),
-    Messages(Assembler),
+    Chat(Box<chat::Stream>),
+    Messages(Box<Assembler>),
     Responses(Box<responses::Assembler>),
     Generate(Box<GenerateReply>, Blocks),
 }
@@ -75,16 +75,16 @@ impl Received {
             ClientApi::SglangGenerate => {
                 Self::Generate(Box::new(GenerateReply::of_prompts(each)), Blocks::default())
             }
-            ClientApi::AnthropicMessages => Self::Messages(Assembler::default()),
+            ClientApi::AnthropicMessages => Self::Messages(Box::default()),
             ClientApi::OpenaiResponses => Self::Responses(Box::default()),
-            _ => Self::Chat(Reply::default()),
+            _ => Self::Chat(Box::default()),
         }
     }
 
     /// The reply so far.
     pub(super) const fn so_far(&self) -> &Reply {
         match self {
-            Self::Chat(reply) => reply,
+            Self::Chat(stream) => stream.reply(),
             Self::Messages(assembler) => assembler.reply(),
             Self::Responses(assembler) => assembler.reply(),
             Self::Generate(reply, _) => reply.reply(),
@@ -118,21 +118,26 @@ impl Received {
     /// The reply.
     pub(super) fn into_reply(self) -> Reply {
         match self {
-            Self::Chat(reply) => reply,
+            Self::Chat(stream) => stream.into_reply(),
             Self::Messages(assembler) => assembler.into_reply(),
             Self::Responses(assembler) => assembler.into_reply(),
             Self::Generate(reply, _) => reply.into_reply(),
         }
     }
 
-    /// Lets go of tokens and texts, which reading the same events again gives back.
-    pub(super) fn forget(&mut self) {
+    /// Lets go of tokens and texts, which reading the same events again gives back. False where it keeps them, since they
+    /// are few: up to `few` bytes.
+    pub(super) fn forget(&mut self, few: usize) -> bool {
+        if matches!(self, Self::Chat(stream) if stream.reply().growing_bytes() <= few) {
+            return false;
+        }
         match self {
-            Self::Chat(reply) => reply.forget(),
+            Self::Chat(stream) => stream.reply_mut().forget(),
             Self::Messages(assembler) => assembler.forget(),
             Self::Responses(assembler) => assembler.forget(),
             Self::Generate(reply, _) => reply.forget(),
         }
+        true
     }
 
     /// What is known of a response that the upstream writes itself.
@@ -177,7 +182,7 @@ impl Received {
     pub(super) fn event(&mut self, name: &str, data: &[u8]) -> Result<Assembled, Unreadable> {
         let before = self.so_far().usage;
         let read = match self {
-            Self::Chat(reply) => reply.feed(data).map(chat_event).map_err(Into::into),
+            Self::Chat(stream) => stream.feed(data).map(chat_event).map_err(Into::into),
             Self::Messages(assembler) => assembler.event(name, data).map_err(Into::into),
             Self::Responses(assembler) => assembler.event(name, data).map_err(Into::into),
             Self::Generate(reply, _) => reply.feed(data).map(chat_event).map_err(Into::into),
@@ -189,7 +194,7 @@ impl Received {
     /// Adds a whole body.
     pub(super) fn body(&mut self, body: &[u8]) -> Result<Assembled, Unreadable> {
         let read = match self {
-            Self::Chat(reply) => reply.feed(body).map(chat_event).map_err(Into::into),
+            Self::Chat(stream) => stream.reply_mut().feed(body).map(chat_event).map_err(Into::into),
             Self::Messages(assembler) => assembler.body(body).map_err(Into::into),
             Self::Responses(assembler) => assembler.body(body).map_err(Into::into),
             Self::Generate(reply, _) => reply.feed(body).map(chat_event).map_err(Into::into),

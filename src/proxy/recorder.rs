@@ -62,6 +62,8 @@ pub(super) struct Open {
     /// What is said in addition to the verdict.
     pub(super) more_reasons: Vec<String>,
     reply: Received,
+    /// What was read of the reply is not all in `reply`: it is read again when a record is made.
+    is_forgotten: bool,
     received: Instant,
     received_at: i64,
     ttft_us: Option<u64>,
@@ -107,6 +109,7 @@ impl Recorder {
             _slot: slot,
             call_id: CallId::now(),
             reply: Received::new(wire.upstream_api, request.n_each),
+            is_forgotten: false,
             request,
             prepared,
             attempt: 1,
@@ -202,6 +205,11 @@ impl Open {
         self.reply.cut(text, &self.prepared.cut)
     }
 
+    /// Makes room for blocks of a stream.
+    pub(super) fn expect(&mut self, bytes: usize) {
+        self.kept.reserve(bytes);
+    }
+
     /// Keeps a block of a stream.
     pub(super) fn keep(&mut self, block: &Bytes) {
         self.kept.push(&self.inner.tapes, block);
@@ -216,7 +224,7 @@ impl Open {
         let may_spill = !self.reply.repeats_itself();
         let relieved = self.kept.relieve(may_spill).await;
         if self.noted(relieved)? {
-            self.reply.forget();
+            self.is_forgotten |= self.reply.forget(self.kept.share());
         }
         Ok(())
     }

@@ -19,9 +19,11 @@ use crate::capture::{SLOT_BYTES, Slot, Spill};
 use crate::record::SinkError;
 
 /// Copies in memory that together are longer go to the file, all but the last part of each.
-const MEMORY_BYTES: usize = 16 << 20;
-/// Records of replies that lie in the file are made from this many bytes of them at once.
-const RECORD_BYTES: u32 = 16 << 20;
+const MEMORY_BYTES: usize = 24 << 20;
+/// What was read of replies whose copies lie in the file takes this much together at most.
+const READ_BYTES: usize = 4 << 20;
+/// Records are made from this many bytes of streams at once: each is there twice until it is in the store.
+const RECORD_BYTES: u32 = 8 << 20;
 /// Calls that write to the file at once. It takes what they write at memory speed: more would only wait.
 const WRITERS: usize = 2;
 /// By how much a copy in memory grows at least.
@@ -39,6 +41,8 @@ pub(super) struct Tapes {
     in_memory: AtomicUsize,
     buffered: Gauge,
     spilled: Gauge,
+    /// Copies that there are.
+    open: AtomicUsize,
     writers: Arc<Semaphore>,
     records: Arc<Semaphore>,
 }
@@ -50,6 +54,7 @@ impl Tapes {
             spill,
             most: most.max(1),
             in_memory: AtomicUsize::new(0),
+            open: AtomicUsize::new(0),
             buffered: gauge!("lego_proxy_buffered_bytes"),
             spilled: gauge!("lego_proxy_spilled_bytes"),
             writers: Arc::new(Semaphore::new(WRITERS)),
@@ -81,6 +86,7 @@ pub(super) struct Tape {
 
 impl Tape {
     pub(super) fn new(tapes: &Arc<Tapes>) -> Self {
+        tapes.open.fetch_add(1, Ordering::Relaxed);
         Self {
             tapes: Arc::clone(tapes),
             slots: Vec::new(),
@@ -95,14 +101,21 @@ impl Tape {
         }
     }
 
+    /// Makes room for blocks of this many bytes together.
+    pub(super) fn reserve(&mut self, bytes: usize) {
+        let room = self.tail.capacity();
+        if room - self.tail.len() < bytes {
+            // To double what is in memory of thousands of streams would be twice the memory. Where it grows long there are
+            // few of them.
+            let more = if room < 2 * SLOT_BYTES { 0 } else { room };
+            self.tail.reserve_exact(bytes.max(more).max(ROOM));
+        }
+    }
+
     /// Adds a block.
     pub(super) fn push(&mut self, block: &[u8]) {
         let added = HEAD + block.len();
-        let room = self.tail.capacity();
-        if room - self.tail.len() < added {
-            // By itself it would double: half of that much in each of thousands of streams would never be used.
-            self.tail.reserve_exact(added.max(room / 2).max(ROOM));
-        }
+        self.reserve(added);
         // Blocks are far below 4 GiB: the relay passes longer ones unread.
         self.tail.extend_from_slice(&(block.len() as u32).to_le_bytes());
         self.tail.extend_from_slice(block);
@@ -172,6 +185,11 @@ impl Tape {
         (bytes >= self.tapes.most || is_crowded) && self.tapes.spill.is_some()
     }
 
+    /// What one copy may take of what all have together, besides their blocks.
+    pub(super) fn share(&self) -> usize {
+        READ_BYTES / self.tapes.open.load(Ordering::Relaxed).max(1)
+    }
+
     /// Tells the gauge how much is in memory.
     pub(super) fn tell(&mut self) {
         self.tapes.buffered.increment(self.counted as f64 - self.told as f64);
@@ -230,15 +248,12 @@ impl Tape {
         }
     }
 
-    /// Waits for the turn to make records of it: of replies that lie in the file a few at a time, so that they do not
-    /// fill memory after all.
+    /// Waits for the turn to make records of it: a few at a time, so that many that end together do not fill memory after
+    /// all.
     pub(super) async fn turn(&self) -> Turn {
-        if !self.is_spilled() {
-            return Turn::default();
-        }
-        let bytes = self.spilled + self.counted;
-        let weight = u32::try_from(bytes).unwrap_or(u32::MAX).clamp(1, RECORD_BYTES);
-        Turn(Arc::clone(&self.tapes.records).acquire_many_owned(weight).await.ok())
+        let weight = u32::try_from(self.bytes()).unwrap_or(u32::MAX).clamp(1, RECORD_BYTES);
+        let permit = Arc::clone(&self.tapes.records).acquire_many_owned(weight).await.ok();
+        Turn { _permit: permit, is_spilled: self.is_spilled() }
     }
 
     /// Gives the blocks of the next part with their numbers, in order; false when there is none. Blocks while a file is
@@ -286,18 +301,22 @@ pub(super) struct Place {
 
 /// The turn of a call to make its records; it ends when they are in the store.
 #[derive(Default)]
-pub(super) struct Turn(Option<OwnedSemaphorePermit>);
+pub(super) struct Turn {
+    _permit: Option<OwnedSemaphorePermit>,
+    is_spilled: bool,
+}
 
 impl Turn {
-    /// Makes the records. What takes milliseconds keeps no other task waiting, where the runtime can help that.
+    /// Makes the records. What reads a file keeps no other task waiting, where the runtime can help that.
     pub(super) fn run<T>(&self, make: impl FnOnce() -> T) -> T {
         let is_threaded = || Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
-        if self.0.is_some() && is_threaded() { tokio::task::block_in_place(make) } else { make() }
+        if self.is_spilled && is_threaded() { tokio::task::block_in_place(make) } else { make() }
     }
 }
 
 impl Drop for Tape {
     fn drop(&mut self) {
+        self.tapes.open.fetch_sub(1, Ordering::Relaxed);
         self.tapes.in_memory.fetch_sub(self.counted, Ordering::Relaxed);
         self.counted = 0;
         self.tell();

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use serde::de::{Deserialize, Deserializer};
 use serde::ser::{Error, Serialize, Serializer};
 use serde_json::value::RawValue;
+use simdutf8::basic::{Utf8Error, from_utf8};
 
 /// One JSON value as its text, not taken apart: members keep their order, numbers their digits. Clones share it, and
 /// one made of a body's bytes shares those.
@@ -37,15 +38,15 @@ impl JsonText {
     ///
     /// # Errors
     /// They are no text.
-    pub(crate) fn of_read_bytes(text: Bytes) -> Result<Self, std::str::Utf8Error> {
-        std::str::from_utf8(&text)?;
+    pub(crate) fn of_read_bytes(text: Bytes) -> Result<Self, Utf8Error> {
+        from_utf8(&text)?;
         Ok(Self(text))
     }
 
     /// The text.
     #[must_use]
     pub fn get(&self) -> &str {
-        std::str::from_utf8(&self.0).expect("it is looked at when it is made")
+        from_utf8(&self.0).expect("it is looked at when it is made")
     }
 
     /// Its bytes.

@@ -3,6 +3,21 @@
 use super::Reply;
 
 impl Reply {
+    /// About how many bytes [`Reply::forget`] lets go of.
+    #[must_use]
+    pub fn growing_bytes(&self) -> usize {
+        let ids = |list: &Option<Vec<u32>>| list.as_ref().map_or(0, |ids| 4 * ids.len());
+        let choices = self.choices.values().map(|choice| {
+            let texts = choice.text.len() + choice.reasoning.len() + choice.refusal.len();
+            let arguments: usize = choice.tool_calls.iter().map(|call| call.arguments.len()).sum();
+            let logprobs = choice.logprobs.as_ref().map_or(0, |values| 8 * values.len());
+            let routing = choice.routed_experts.as_ref().map_or(0, String::len);
+            let ids = ids(&choice.prompt_token_ids) + ids(&choice.token_ids);
+            texts + arguments + logprobs + routing + ids
+        });
+        ids(&self.prompt_token_ids) + choices.sum::<usize>()
+    }
+
     /// Lets go of what grows with the reply: ids, log-probs, texts, routing. Which choices there are, their finish
     /// reasons, usage and errors stay, and later parts are read all the same.
     pub fn forget(&mut self) {

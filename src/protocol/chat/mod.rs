@@ -4,12 +4,14 @@
 mod cut;
 pub mod destream;
 mod forget;
+mod mold;
 mod reply;
 mod request;
 mod tools;
 mod view;
 
 pub use cut::{Cut, CutError, CutReply, Unasked, cut};
+pub use mold::Stream;
 pub use reply::{Choice, Fed, IdsFrom, Reply, ReplyError, ReplyUsage, StopMatch, VersionSpan};
 pub use request::{Request, RequestError, inline_system_as_user, without_reasoning};
 pub use tools::ToolCall;

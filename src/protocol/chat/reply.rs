@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::tools::{self, ToolCall};
+use super::mold::Found;
+use super::tools::{self, Fragment, ToolCall};
 use super::view::{
     ChoiceView, Entry, Few, LogprobsView, MetaView, MetadataView, SglextView, Text, View, label, lenient,
     pairs, raw_text, spans, stop_match,
@@ -109,7 +110,7 @@ impl Reply {
     /// [`ReplyError`] when it is not a chat reply; nothing was added.
     pub fn feed(&mut self, data: &[u8]) -> Result<Fed, ReplyError> {
         // Text is looked at once, instead of each string by itself.
-        let read = match std::str::from_utf8(data) {
+        let read = match simdutf8::basic::from_utf8(data) {
             Ok(text) => serde_json::from_str::<View>(text),
             Err(_) => serde_json::from_slice::<View>(data),
         };
@@ -214,6 +215,21 @@ impl Reply {
             self.add_sglext(sglext);
         }
         fed
+    }
+
+    /// Adds what an event brought that told nothing else.
+    pub(super) fn add_found(&mut self, found: Found<'_>) {
+        let choice = self.choices.entry(found.index).or_default();
+        choice.text.push_str(&found.text);
+        let reasoning = if found.reasoning.is_empty() { &found.reasoning_content } else { &found.reasoning };
+        choice.reasoning.push_str(reasoning);
+        if let Some(arguments) = found.arguments {
+            tools::add(
+                &mut choice.tool_calls,
+                Fragment::of_arguments(found.tool_index, arguments.into_owned()),
+            );
+        }
+        choice.add_tokens(found.ids, found.values);
     }
 
     /// SGLang's extension: ids of each choice, routing of the first one.

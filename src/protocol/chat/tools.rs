@@ -36,6 +36,13 @@ pub(in crate::protocol) struct Fragment {
     function: Option<Function>,
 }
 
+impl Fragment {
+    /// More arguments of a call that an earlier one began.
+    pub(super) fn of_arguments(index: Option<u64>, arguments: String) -> Self {
+        Self { index, id: None, function: Some(Function { name: None, arguments: Some(arguments) }) }
+    }
+}
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Function {

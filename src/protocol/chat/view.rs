@@ -13,6 +13,9 @@ use serde_json::value::RawValue;
 use super::reply::{StopMatch, VersionSpan};
 use super::tools::Fragment;
 
+/// Before an id in the place of its token's text.
+pub(super) const TOKEN_ID: &str = "token_id:";
+
 /// Values at or below this are engines' stand-ins for "no value" (vLLM clamps to it).
 const LOGPROB_FLOOR: f32 = -9999.0;
 
@@ -70,6 +73,14 @@ impl<T> Few<T> {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
         self.first.iter().chain(&self.more)
+    }
+
+    pub(super) fn push(&mut self, item: T) {
+        if self.first.is_none() {
+            self.first = Some(item);
+        } else {
+            self.more.push(item);
+        }
     }
 
     pub(super) fn map<U>(self, to: impl FnMut(T) -> U) -> Few<U> {
@@ -222,7 +233,8 @@ impl Entry<'_> {
 
     /// The id in a token's text `token_id:7`.
     pub(super) fn id_string(&self) -> Option<u32> {
-        self.token?.get().strip_prefix("\"token_id:")?.strip_suffix('"')?.parse().ok()
+        let text = self.token?.get().strip_prefix('"')?.strip_suffix('"')?;
+        text.strip_prefix(TOKEN_ID)?.parse().ok()
     }
 }
 
@@ -328,8 +340,12 @@ pub(crate) fn pairs(list: &[Vec<&RawValue>]) -> Vec<(Option<u32>, Option<f32>)> 
     list.iter().map(pair).collect()
 }
 
-/// A usable log-prob.
 fn logprob(raw: &RawValue) -> Option<f32> {
-    let value: f32 = raw.get().parse().ok()?;
+    logprob_of(raw.get())
+}
+
+/// A usable log-prob.
+pub(super) fn logprob_of(text: &str) -> Option<f32> {
+    let value: f32 = text.parse().ok()?;
     (value.is_finite() && value > LOGPROB_FLOOR && value <= 0.0).then_some(value)
 }

@@ -60,7 +60,7 @@ impl Open {
     /// The reply with all that has come of it, and its JSON.
     fn copy(&self) -> Result<(Cow<'_, Reply>, Option<JsonText>), SinkError> {
         let is_json = self.is_json;
-        if !self.kept.is_spilled() {
+        if !self.is_forgotten {
             return Ok((Cow::Borrowed(self.reply()), self.kept.json(is_json, |_, _| ())?));
         }
         let mut again = Received::new(self.wire.upstream_api, self.request.n_each);

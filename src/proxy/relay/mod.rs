@@ -253,6 +253,12 @@ impl Relay {
             self.ready.push(piece);
             return;
         }
+        if self.hold_until.is_none() {
+            self.recorder.expect(piece.len());
+            if self.face.writer.is_none() {
+                self.ready.reserve(piece.len());
+            }
+        }
         self.parser.push_piece(piece);
         while let Some(event) = self.parser.next_event() {
             self.event(&event).await;

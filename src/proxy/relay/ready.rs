@@ -27,6 +27,13 @@ impl Ready {
         *self = Self::default();
     }
 
+    /// Makes room for bytes that are about to be pushed.
+    pub(super) fn reserve(&mut self, bytes: usize) {
+        if bytes < LONG {
+            self.last.reserve(bytes);
+        }
+    }
+
     pub(super) fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.last.extend_from_slice(bytes);
     }

@@ -1,0 +1,495 @@
+//! Most events of a stream differ from the one before in what a token brings, and in nothing else: those are compared
+//! with it instead of parsed.
+//!
+//! Invariant: what is read like this, [`Reply::feed`] reads the same. Whatever else comes is left to it.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use super::reply::{Fed, Reply, ReplyError};
+use super::view::{Few, TOKEN_ID, logprob_of};
+use crate::protocol::json::{self, Member};
+
+/// A reply that is read from the events of a stream.
+#[derive(Default, Clone)]
+pub struct Stream {
+    reply: Reply,
+    mold: Option<Mold>,
+    /// How often a mold was made, and used.
+    made: u32,
+    used: u32,
+}
+
+/// Molds that are made before one was of use. A stream whose events are all different is not worth more.
+const TRIES: u32 = 8;
+
+impl Stream {
+    /// The reply so far.
+    pub const fn reply(&self) -> &Reply {
+        &self.reply
+    }
+
+    /// The reply, to be changed by another reader than this.
+    pub const fn reply_mut(&mut self) -> &mut Reply {
+        &mut self.reply
+    }
+
+    pub fn into_reply(self) -> Reply {
+        self.reply
+    }
+
+    /// As [`Reply::feed`].
+    ///
+    /// # Errors
+    /// As of that.
+    pub fn feed(&mut self, event: &[u8]) -> Result<Fed, ReplyError> {
+        if let Some(found) = self.mold.as_ref().and_then(|mold| mold.read(event)) {
+            self.used = self.used.saturating_add(1);
+            self.reply.add_found(found);
+            return Ok(Fed { is_json: true, ..Fed::default() });
+        }
+        let fed = self.reply.feed(event)?;
+        if fed.is_json && self.made < self.used.saturating_add(TRIES) {
+            self.made += 1;
+            self.mold = Mold::of(event).or(self.mold.take());
+        }
+        Ok(fed)
+    }
+}
+
+/// What an event brought.
+#[derive(Default)]
+pub(super) struct Found<'a> {
+    pub(super) index: u16,
+    pub(super) text: Cow<'a, str>,
+    pub(super) reasoning: Cow<'a, str>,
+    pub(super) reasoning_content: Cow<'a, str>,
+    pub(super) tool_index: Option<u64>,
+    /// More arguments of a tool call.
+    pub(super) arguments: Option<Cow<'a, str>>,
+    pub(super) ids: Option<Few<u32>>,
+    pub(super) values: Few<Option<f32>>,
+}
+
+/// An event that was read, and where others like it may differ from it.
+#[derive(Clone)]
+struct Mold {
+    event: Vec<u8>,
+    parts: Vec<Part>,
+}
+
+#[derive(Clone)]
+enum Part {
+    /// These bytes of the event.
+    Same(Range<usize>),
+    Index,
+    Text,
+    Reasoning,
+    ReasoningContent,
+    ToolIndex,
+    Arguments,
+    Ids,
+    /// Log-probs of a completion.
+    Values,
+    /// Log-probs in chat: a list of objects of these parts.
+    Entries(Vec<Part>),
+    /// Within an entry.
+    Logprob,
+    /// Within an entry: its token's text, in which there is no id.
+    Token,
+    /// A value that nothing reads.
+    Any,
+}
+
+/// Spans with what they are, in order.
+type Spans = Vec<(Range<usize>, Part)>;
+
+impl Mold {
+    /// `event` was read; `None` if it brought more than tokens and their text.
+    fn of(event: &[u8]) -> Option<Self> {
+        let mut spans = Spans::new();
+        let mut has_choice = false;
+        for member in &json::members(event, 0).ok()? {
+            let value = member.text(event);
+            match key(event, member)? {
+                // Against guesses at lengths.
+                "obfuscation" => spans.push((member.value.clone(), Part::Any)),
+                "choices" => {
+                    let [choice] = &json::elements(event, member.value.start).ok()?[..] else {
+                        return None;
+                    };
+                    has_choice = true;
+                    of_choice(event, choice.start, &mut spans)?;
+                }
+                "usage" | "prompt_token_ids" | "metadata" | "sglext" | "input_ids" | "output_ids"
+                | "error" => is_one_of(value, &["null"])?,
+                _ => {}
+            }
+        }
+        has_choice.then(|| Self { parts: parts(spans, 0..event.len()), event: event.to_vec() })
+    }
+
+    fn read<'a>(&self, event: &'a [u8]) -> Option<Found<'a>> {
+        let mut reading = Reading { text: event, at: 0 };
+        let mut found = Found::default();
+        for part in &self.parts {
+            match part {
+                Part::Same(range) => reading.same(&self.event[range.clone()])?,
+                Part::Index => found.index = reading.integer()?.try_into().ok()?,
+                Part::Text => found.text = reading.string()?,
+                Part::Reasoning => found.reasoning = reading.string()?,
+                Part::ReasoningContent => found.reasoning_content = reading.string()?,
+                Part::ToolIndex => found.tool_index = Some(reading.integer()?.into()),
+                Part::Arguments => found.arguments = Some(reading.string()?),
+                Part::Ids => found.ids = Some(reading.list(|ids| ids.integer())?),
+                Part::Values => found.values = reading.list(|values| values.logprob())?,
+                Part::Entries(parts) => found.values = reading.list(|list| list.entry(&self.event, parts))?,
+                // The first two are within entries.
+                Part::Logprob | Part::Token | Part::Any => reading.any(0)?,
+            }
+        }
+        (reading.at == event.len()).then_some(found)
+    }
+}
+
+fn key<'a>(event: &'a [u8], member: &Member) -> Option<&'a str> {
+    let quoted = std::str::from_utf8(&event[member.key.clone()]).ok()?;
+    let name = quoted.strip_prefix('"')?.strip_suffix('"')?;
+    (!name.contains('\\')).then_some(name)
+}
+
+fn is_one_of(value: &[u8], texts: &[&str]) -> Option<()> {
+    texts.iter().any(|text| text.as_bytes() == value).then_some(())
+}
+
+/// Adds what a choice brings.
+fn of_choice(event: &[u8], at: usize, spans: &mut Spans) -> Option<()> {
+    let mut texts = 0;
+    let mut has_ids = false;
+    for member in &json::members(event, at).ok()? {
+        let (value, span) = (member.text(event), member.value.clone());
+        match key(event, member)? {
+            "index" => spans.push((span, Part::Index)),
+            "delta" if value != b"null" => texts += usize::from(of_delta(event, span.start, spans)?),
+            "text" if value != b"null" => {
+                texts += 1;
+                spans.push((span, Part::Text));
+            }
+            "logprobs" if value != b"null" => of_logprobs(event, span.start, spans)?,
+            "token_ids" | "response_token_ids" if value != b"null" => {
+                if std::mem::replace(&mut has_ids, true) {
+                    return None;
+                }
+                spans.push((span, Part::Ids));
+            }
+            "finish_reason" => is_one_of(value, &["null", "\"\""])?,
+            "message" | "prompt_token_ids" | "weight_versions" | "routed_experts" | "meta_info"
+            | "stop_reason" | "matched_stop" => is_one_of(value, &["null"])?,
+            _ => {}
+        }
+    }
+    // Two would have an order.
+    (texts <= 1).then_some(())
+}
+
+/// Adds what a delta brings; true if that may be text.
+fn of_delta(event: &[u8], at: usize, spans: &mut Spans) -> Option<bool> {
+    let mut has_text = false;
+    for member in &json::members(event, at).ok()? {
+        let (value, span) = (member.text(event), member.value.clone());
+        match key(event, member)? {
+            "content" if value != b"null" => {
+                has_text = true;
+                spans.push((span, Part::Text));
+            }
+            "reasoning" if value != b"null" => spans.push((span, Part::Reasoning)),
+            "reasoning_content" if value != b"null" => spans.push((span, Part::ReasoningContent)),
+            "refusal" => is_one_of(value, &["null", "\"\""])?,
+            "tool_calls" if value != b"null" && value != b"[]" => {
+                let [fragment] = &json::elements(event, span.start).ok()?[..] else {
+                    return None;
+                };
+                of_fragment(event, fragment.start, spans)?;
+            }
+            _ => {}
+        }
+    }
+    Some(has_text)
+}
+
+/// Adds what more of a tool call's arguments are.
+fn of_fragment(event: &[u8], at: usize, spans: &mut Spans) -> Option<()> {
+    for member in &json::members(event, at).ok()? {
+        let (value, span) = (member.text(event), member.value.clone());
+        match key(event, member)? {
+            "index" if value != b"null" => spans.push((span, Part::ToolIndex)),
+            "id" => is_one_of(value, &["null"])?,
+            "function" => {
+                for member in &json::members(event, span.start).ok()? {
+                    let value = member.text(event);
+                    match key(event, member)? {
+                        "arguments" if value != b"null" => {
+                            spans.push((member.value.clone(), Part::Arguments));
+                        }
+                        "name" => is_one_of(value, &["null", "\"\""])?,
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    spans.iter().any(|(_, part)| matches!(part, Part::Arguments)).then_some(())
+}
+
+fn of_logprobs(event: &[u8], at: usize, spans: &mut Spans) -> Option<()> {
+    let mut has_values = false;
+    for member in &json::members(event, at).ok()? {
+        let (value, span) = (member.text(event), member.value.clone());
+        let part = match key(event, member)? {
+            "content" if value != b"null" => {
+                let elements = json::elements(event, span.start).ok()?;
+                let first = elements.first()?.clone();
+                Part::Entries(parts(of_entry(event, first.start)?, first))
+            }
+            "token_logprobs" if value != b"null" => Part::Values,
+            "tokens" | "text_offset" | "top_logprobs" => Part::Any,
+            _ => continue,
+        };
+        if !matches!(part, Part::Any) && std::mem::replace(&mut has_values, true) {
+            return None;
+        }
+        spans.push((span, part));
+    }
+    Some(())
+}
+
+fn of_entry(event: &[u8], at: usize) -> Option<Spans> {
+    let mut spans = Spans::new();
+    for member in &json::members(event, at).ok()? {
+        let part = match key(event, member)? {
+            "logprob" => Part::Logprob,
+            "token" => Part::Token,
+            "bytes" | "top_logprobs" => Part::Any,
+            _ => continue,
+        };
+        spans.push((member.value.clone(), part));
+    }
+    Some(spans)
+}
+
+/// The parts of `whole`: what is between the spans is the same.
+fn parts(spans: Spans, whole: Range<usize>) -> Vec<Part> {
+    let mut parts = Vec::with_capacity(2 * spans.len() + 1);
+    let mut at = whole.start;
+    for (span, part) in spans {
+        parts.push(Part::Same(at..span.start));
+        parts.push(part);
+        at = span.end;
+    }
+    parts.push(Part::Same(at..whole.end));
+    parts
+}
+
+/// An event on its way: each method takes what it is called for, or `None` where something else is.
+struct Reading<'a> {
+    text: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reading<'a> {
+    fn rest(&self) -> &'a [u8] {
+        &self.text[self.at..]
+    }
+
+    fn same(&mut self, bytes: &[u8]) -> Option<()> {
+        self.rest().starts_with(bytes).then(|| self.at += bytes.len())
+    }
+
+    fn space(&mut self) {
+        self.at = json::skip_space(self.text, self.at);
+    }
+
+    fn digits(&mut self) -> Option<&'a [u8]> {
+        let rest = self.rest();
+        let count = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        self.at += count;
+        (count > 0).then(|| &rest[..count])
+    }
+
+    /// An integer as JSON writes it, without sign, fraction or exponent.
+    fn integer(&mut self) -> Option<u32> {
+        let digits = self.digits()?;
+        let is_one = !matches!(self.text.get(self.at), Some(b'.' | b'e' | b'E'));
+        let is_plain = is_one && (digits.len() == 1 || digits[0] != b'0') && digits.len() <= 10;
+        let value = digits.iter().fold(0_u64, |value, digit| 10 * value + u64::from(digit - b'0'));
+        u32::try_from(value).ok().filter(|_| is_plain)
+    }
+
+    fn number(&mut self) -> Option<&'a str> {
+        let start = self.at;
+        self.at += usize::from(self.text.get(self.at) == Some(&b'-'));
+        let whole = self.digits()?;
+        if whole.len() > 1 && whole[0] == b'0' {
+            return None;
+        }
+        if self.text.get(self.at) == Some(&b'.') {
+            self.at += 1;
+            self.digits()?;
+        }
+        if matches!(self.text.get(self.at), Some(b'e' | b'E')) {
+            self.at += 1;
+            self.at += usize::from(matches!(self.text.get(self.at), Some(b'+' | b'-')));
+            self.digits()?;
+        }
+        std::str::from_utf8(&self.text[start..self.at]).ok()
+    }
+
+    fn logprob(&mut self) -> Option<Option<f32>> {
+        if self.same(b"null").is_some() {
+            return Some(None);
+        }
+        self.number().map(logprob_of)
+    }
+
+    /// What is between the quotes of a string, as it is written.
+    fn quoted(&mut self) -> Option<&'a str> {
+        self.same(b"\"")?;
+        let start = self.at;
+        loop {
+            match *self.text.get(self.at)? {
+                b'"' => break,
+                b'\\' => {
+                    self.at += 1;
+                    match *self.text.get(self.at)? {
+                        b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => self.at += 1,
+                        // One half of a pair is no text. Who reads the string sees to it.
+                        b'u' => {
+                            let digits = self.text.get(self.at + 1..self.at + 5)?;
+                            if !digits.iter().all(u8::is_ascii_hexdigit) {
+                                return None;
+                            }
+                            self.at += 5;
+                        }
+                        _ => return None,
+                    }
+                }
+                0..=0x1f => return None,
+                _ => self.at += 1,
+            }
+        }
+        let quoted = std::str::from_utf8(&self.text[start..self.at]).ok();
+        self.at += 1;
+        quoted
+    }
+
+    fn string(&mut self) -> Option<Cow<'a, str>> {
+        let quoted = self.quoted()?;
+        let mut parts = quoted.split('\\');
+        let first = parts.next()?;
+        if first.len() == quoted.len() {
+            return Some(Cow::Borrowed(quoted));
+        }
+        let mut text = first.to_owned();
+        while let Some(part) = parts.next() {
+            let Some(escape) = part.chars().next() else {
+                // Two of them: what is behind the second one is as it is.
+                text.push('\\');
+                text.push_str(parts.next()?);
+                continue;
+            };
+            text.push(match escape {
+                'b' => '\u{8}',
+                'f' => '\u{c}',
+                'n' => '\n',
+                'r' => '\r',
+                't' => '\t',
+                // Others are rare.
+                'u' => return None,
+                other => other,
+            });
+            text.push_str(&part[escape.len_utf8()..]);
+        }
+        Some(Cow::Owned(text))
+    }
+
+    /// A list that is not empty.
+    fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> Option<T>) -> Option<Few<T>> {
+        self.same(b"[")?;
+        self.space();
+        let mut few = Few::default();
+        loop {
+            few.push(item(self)?);
+            self.space();
+            match *self.text.get(self.at)? {
+                b',' => self.at += 1,
+                b']' => break,
+                _ => return None,
+            }
+            self.space();
+        }
+        self.at += 1;
+        Some(few)
+    }
+
+    fn entry(&mut self, event: &[u8], parts: &[Part]) -> Option<Option<f32>> {
+        let mut value = None;
+        for part in parts {
+            match part {
+                Part::Same(range) => self.same(&event[range.clone()])?,
+                Part::Logprob => value = self.logprob()?,
+                Part::Token => {
+                    if self.quoted()?.starts_with(TOKEN_ID) {
+                        return None;
+                    }
+                }
+                _ => self.any(0)?,
+            }
+        }
+        Some(value)
+    }
+
+    /// A value of any kind, as far as lists in objects in lists.
+    fn any(&mut self, depth: u8) -> Option<()> {
+        match *self.text.get(self.at)? {
+            b'"' => drop(self.quoted()?),
+            b'n' => self.same(b"null")?,
+            b't' => self.same(b"true")?,
+            b'f' => self.same(b"false")?,
+            bracket @ (b'[' | b'{') if depth < 8 => {
+                let end = bracket + 2;
+                self.at += 1;
+                self.space();
+                if self.text.get(self.at) == Some(&end) {
+                    self.at += 1;
+                    return Some(());
+                }
+                loop {
+                    if bracket == b'{' {
+                        self.quoted()?;
+                        self.space();
+                        self.same(b":")?;
+                        self.space();
+                    }
+                    self.any(depth + 1)?;
+                    self.space();
+                    let next = *self.text.get(self.at)?;
+                    self.at += 1;
+                    if next == end {
+                        break;
+                    }
+                    if next != b',' {
+                        return None;
+                    }
+                    self.space();
+                }
+            }
+            _ => drop(self.number()?),
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+#[path = "mold_tests.rs"]
+mod tests;

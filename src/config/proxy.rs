@@ -82,7 +82,8 @@ pub struct Proxy {
     /// Longest such wait, in seconds; then the harness gets 429 with `Retry-After`.
     pub admission_wait_secs: u64,
     /// How often a call is sent upstream again after a failure that passes by itself (no connection, 408, 429, 500, 502,
-    /// 503, 504, 529), as long as the harness has had no byte of the reply. Each attempt is a record.
+    /// 503, 504, 529), as long as the harness has had no byte of the reply. Each attempt is a record. One that asks in other words, after the
+    /// upstream refused what lego adds or has no such route, is not counted.
     pub max_retries: u16,
     /// Longest pause before such a retry, in seconds. An upstream whose `Retry-After` asks for more is not asked again:
     /// the harness gets its answer.

@@ -74,7 +74,7 @@ use tower::ServiceBuilder;
 use crate::record::{CallSink, ClientApi, SessionId};
 use crate::upstream::Upstream;
 
-pub use files::{FileShare, raise_open_files};
+pub use files::{FileShare, raise_open_files, too_few_files};
 pub use local_ids::{LocalTokenizer, LocalTokenizers};
 pub use lull::settle_heaps;
 pub use options::{Mode, ProxyOptions, RenderMetrics};

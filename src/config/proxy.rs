@@ -7,15 +7,16 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Route, Volatile};
+use super::{ListenHost, Route, Volatile};
 
 /// The capture proxy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Proxy {
-    /// Address that the proxy listens on. Beyond loopback it starts only with `client_token_env` set.
-    pub listen_host: String,
-    /// Port that the proxy listens on, and port of the model API inside each sandbox. 0 lets the system choose.
+    /// Address that the proxy listens on, or a list of several, such as `["127.0.0.1", "::1"]`. Beyond loopback it starts
+    /// only with `client_token_env` set.
+    pub listen_host: ListenHost,
+    /// Port that the proxy listens on, at each address, and port of the model API inside each sandbox. 0 lets the system choose.
     pub listen_port: u16,
     /// What answers model calls: `embedded` (lego's own engine, in this process) or the base URL of an
     /// OpenAI-compatible server, with or without its trailing `/v1`.
@@ -136,7 +137,7 @@ pub struct Proxy {
 impl Default for Proxy {
     fn default() -> Self {
         Self {
-            listen_host: "127.0.0.1".to_owned(),
+            listen_host: ListenHost::One("127.0.0.1".to_owned()),
             listen_port: 18080,
             upstream_base_url: "embedded".to_owned(),
             upstream_api_key_env: None,

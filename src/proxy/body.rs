@@ -120,7 +120,11 @@ impl Bodies {
 
     /// Says so, once the client has sent what is left.
     async fn no_room(&self, body: Body, read: usize) -> Result<Taken, ApiError> {
-        self.drain_from(body, read).await?;
+        let length = read.saturating_add(self.drain_from(body, read).await?);
+        if length > self.limit {
+            // It would have no room another time either.
+            return Err(self.too_long(length as u64));
+        }
         let message = format!(
             "request bodies of {} MiB together are being handled, the most that this proxy holds of those over 1 MiB; \
              try again soon, or raise proxy.large_bodies_bytes",

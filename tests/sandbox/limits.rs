@@ -150,18 +150,3 @@ async fn a_single_file_is_held_by_the_kernel_and_what_was_written_last_is_seen()
     assert_eq!((exit.evidence.code, exit.evidence.is_over_disk_limit), (Some(7), true), "{exit:?}");
     sandbox.stop().await.unwrap();
 }
-
-/// A raised limit is for lego's own files: programs that walk through all possible ones would take long.
-#[tokio::test]
-async fn programs_have_the_limit_of_open_files_that_lego_began_with() {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    let (before, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    let soft = before.min(hard - 1);
-    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
-    let backend = backend().await;
-    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
-    let mut sandbox = backend.create(Spec::default()).await.unwrap();
-    let exit = sandbox.exec(shell("ulimit -Sn; ulimit -Hn")).await.unwrap();
-    assert_eq!(out(&exit), format!("{soft}\n{hard}"));
-    sandbox.stop().await.unwrap();
-}

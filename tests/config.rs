@@ -42,7 +42,7 @@ fn the_three_files_at_the_top_level_are_ready_to_train() {
 fn absent_keys_have_the_documented_defaults() {
     let config = Config::defaults(Environment::default()).expect("valid");
     let (proxy, sandbox, training) = (&config.proxy, &config.sandbox, &config.training);
-    assert_eq!((proxy.listen_host.as_str(), proxy.listen_port), ("127.0.0.1", 18080));
+    assert_eq!((proxy.listen_host.addresses(), proxy.listen_port), (&["127.0.0.1".to_owned()][..], 18080));
     assert!(proxy.capture_token_ids && proxy.capture_logprobs && proxy.capture_expert_routing);
     assert!(proxy.history_rewrite_tolerance);
     assert_eq!(proxy.capture_dir, PathBuf::from("./captures"));

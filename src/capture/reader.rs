@@ -14,8 +14,8 @@ use super::frame::{self, Frames, HEADER_LEN, Step};
 use super::layout::{self, SegmentName};
 use super::parquet_calls::ParquetCalls;
 use super::payload;
-use super::rows::Joiner;
-use crate::record::{Call, CallId, RoutingBase, SessionId, TrialId};
+use super::rows::{self, Joiner};
+use crate::record::{Call, CallId, Routing, RoutingBase, SessionId, TrialId};
 
 /// Which calls to read, and how much of each. Default: all of everything.
 #[derive(Debug, Clone, Default)]
@@ -48,7 +48,8 @@ impl Query {
 
 /// The calls of a capture folder: an iterator over `Result<Call, CaptureError>`, oldest file first.
 ///
-/// Memory: one row group's columns, or one journal frame, whatever the folder's size.
+/// Memory: one row group's columns, or one journal frame, and up to 256 MiB of expert routing for the calls that follow,
+/// whatever the folder's size.
 pub struct Reader {
     dir: PathBuf,
     query: Query,
@@ -100,13 +101,20 @@ impl Reader {
         Ok(Self { dir, query, rows, files, segments, current, skipped, damaged_bytes: 0 })
     }
 
-    /// A call as it lies in the store.
-    fn stored(dir: &Path, wanted: RoutingBase) -> Result<Option<Call>, CaptureError> {
-        let query = Query { call_id: Some(wanted.call_id), without_bodies: true, ..Query::default() };
-        let mut calls = Self { rows: None, ..Self::open(dir, query)? };
-        calls
-            .find(|call| call.as_ref().map_or(true, |call| call.choice_index == wanted.choice_index))
-            .transpose()
+    /// The rows of a session's calls as they lie in the store, but for what is damaged: who reads those calls is told.
+    fn stored_rows(dir: &Path, session_id: &SessionId) -> Result<Vec<(RoutingBase, Routing)>, CaptureError> {
+        let query = Query { without_bodies: true, ..Query::session(session_id.clone()) };
+        let calls = Self { rows: None, ..Self::open(dir, query)? };
+        let mut rows = Vec::new();
+        for call in calls {
+            match call {
+                Ok(mut call) => rows.extend(call.routing.take().map(|routing| (rows::name(&call), routing))),
+                Err(error) => {
+                    tracing::warn!(%error, session = %session_id, "calls may lack rows of expert routing")
+                }
+            }
+        }
+        Ok(rows)
     }
 
     /// Files that were left out so far, each with the reason: empty, unreadable or foreign Parquet files, and damaged
@@ -176,7 +184,7 @@ impl Iterator for Reader {
     fn next(&mut self) -> Option<Self::Item> {
         let mut next = self.next_from_parquet().or_else(|| self.next_from_journal())?;
         if let (Some(rows), Ok(call)) = (&mut self.rows, &mut next)
-            && let Err(error) = rows.join(call, |base| Self::stored(&self.dir, base))
+            && let Err(error) = rows.join(call, |session| Self::stored_rows(&self.dir, session))
         {
             return Some(Err(error));
         }

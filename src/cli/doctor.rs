@@ -41,9 +41,11 @@ pub fn run(_args: Args) -> anyhow::Result<()> {
         outln!("  {:<46} {warning}", "");
     }
     outln!("\nProxy");
-    let place = format!("{}:{}", settings.listen_host, settings.listen_port);
+    let hosts = settings.listen_host.addresses();
+    let places: Vec<_> = hosts.iter().map(|host| format!("{host}:{}", settings.listen_port)).collect();
+    let place = places.join(", ");
     outln!("  {:<46} {}", "listens on", if config.is_some() { place } else { "unknown".to_owned() });
-    outln!("  {:<46} {}", "from containers and other machines", reach(&settings.listen_host));
+    outln!("  {:<46} {}", "from containers and other machines", reach(hosts));
     outln!("\nPrograms");
     let mut missing = Vec::new();
     for (path, why) in PROGRAMS {
@@ -105,9 +107,15 @@ fn proxy_config() -> Option<Config> {
 }
 
 /// Who can reach a proxy that listens there, and what to do about it.
-fn reach(host: &str) -> String {
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    let address: Option<std::net::IpAddr> = bare.parse().ok();
+fn reach(hosts: &[String]) -> String {
+    let address = |host: &String| {
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        bare.parse::<std::net::IpAddr>().ok()
+    };
+    let addresses: Vec<_> =
+        hosts.iter().filter_map(address).filter(|address| !address.is_loopback()).collect();
+    let unspecified = addresses.iter().copied().find(std::net::IpAddr::is_unspecified);
+    let address = unspecified.or(addresses.first().copied());
     let is_inside = Path::new("/.dockerenv").exists() || Path::new("/run/.containerenv").exists();
     match address {
         Some(address) if address.is_unspecified() => {
@@ -115,8 +123,9 @@ fn reach(host: &str) -> String {
              token as API key"
                 .to_owned()
         }
-        Some(address) if !address.is_loopback() => {
-            format!("reachable at {host} only, with the client token as API key")
+        Some(_) => {
+            let named: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+            format!("reachable at {} only, with the client token as API key", named.join(", "))
         }
         _ if is_inside => {
             "not reachable: this is a container, and its loopback is its own. To serve others, set \

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use tokio::net::TcpListener;
 
 use crate::capture::{Writer, WriterOptions};
 use crate::config::{Config, ConfigPaths, Environment, Use};
@@ -80,8 +81,8 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     let client_token = config.client_token()?.map(|token| token.expose().to_owned());
     let admin = settings.admin_listen_port.zip(config.admin_token()?);
     let page = crate::telemetry::install_prometheus()?;
-    let (host, port) = (settings.listen_host.as_str(), settings.listen_port);
-    let listener = proxy::listen(host, port, client_token.is_some()).await?;
+    let (hosts, port) = (settings.listen_host.addresses(), settings.listen_port);
+    let listeners = proxy::listen_on(hosts, port, client_token.is_some()).await?;
     let (default, routes) = {
         let (config, tokenizers) = (config.clone(), tokenizers.clone());
         tokio::task::spawn_blocking(move || run::upstreams(&config, &tokenizers)).await??
@@ -106,25 +107,25 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     let proxy = Proxy::with_routes(options, Arc::clone(&writer) as _, default, routes);
     let stop = super::stop_on_signal();
     errln!(
-        "lego proxy: http://{}/v1 -> {}, captures in {}",
-        listener.local_addr()?,
+        "lego proxy: {} -> {}, captures in {}",
+        places(&listeners, "/v1")?,
         answers.join("; "),
         settings.capture_dir.display()
     );
     let admin = match admin {
         Some((port, token)) => {
-            let listener = proxy::listen(host, port, true).await?;
-            errln!("lego proxy: admin at http://{}/admin", listener.local_addr()?);
-            Some((listener, token))
+            let listeners = proxy::listen_on(hosts, port, true).await?;
+            errln!("lego proxy: admin at {}", places(&listeners, "/admin")?);
+            Some((listeners, token))
         }
         None => None,
     };
     let administering = async {
-        if let Some((listener, token)) = admin {
-            proxy.serve_admin(listener, token.expose()).await;
+        if let Some((listeners, token)) = admin {
+            proxy.serve_admin_all(listeners, token.expose()).await;
         }
     };
-    let serving = proxy.serve(listener);
+    let serving = proxy.serve_all(listeners);
     tokio::join!(serving, administering, async {
         stop.cancelled().await;
         proxy.shutdown().await;
@@ -133,4 +134,10 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
         errln!("warning: captures stay in the journal: {problem}");
     }
     Ok(())
+}
+
+/// The URLs of listeners.
+fn places(listeners: &[TcpListener], path: &str) -> std::io::Result<String> {
+    let url = |listener: &TcpListener| Ok(format!("http://{}{path}", listener.local_addr()?));
+    Ok(listeners.iter().map(url).collect::<std::io::Result<Vec<_>>>()?.join(", "))
 }

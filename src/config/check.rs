@@ -2,10 +2,9 @@
 
 mod routes;
 
-use std::net::IpAddr;
 use std::path::{Component, Path};
 
-use super::{Config, ConfigError, ReadonlyPaths};
+use super::{Config, ConfigError, ReadonlyPaths, listen};
 
 /// Places inside a sandbox that are its own: system folders, the workspace, lego's own files.
 const OWN_PLACES: [&str; 13] = [
@@ -104,22 +103,15 @@ impl Problems<'_> {
 
     fn proxy(&mut self) {
         let proxy = &self.config.proxy;
-        let bare = proxy.listen_host.trim_start_matches('[').trim_end_matches(']');
-        let address = bare.parse::<IpAddr>().ok();
-        let is_loopback =
-            proxy.listen_host == "localhost" || address.is_some_and(|address| address.is_loopback());
-        self.require(
-            proxy.listen_host == "localhost" || address.is_some(),
-            "proxy.listen_host",
-            "not an IP address",
-            "Set it to 127.0.0.1, or to an address of this machine.",
-        );
-        self.require(
-            is_loopback || proxy.client_token_env.is_some(),
-            "proxy.listen_host",
-            "others can reach this address, and no token is asked of them",
-            "Set proxy.client_token_env to the name of a variable with a token, or listen on 127.0.0.1.",
-        );
+        let hosts: Vec<&str> = proxy.listen_host.bare().collect();
+        self.require(!hosts.is_empty(), "proxy.listen_host", "no address", "Name one, such as 127.0.0.1.");
+        for (at, host) in hosts.iter().enumerate() {
+            let problem = listen::problem(host, proxy.client_token_env.is_some());
+            let twice = || (format!("{host} is there twice"), "Take one of them out.");
+            if let Some((why, remedy)) = problem.or_else(|| hosts[..at].contains(host).then(twice)) {
+                self.require(false, "proxy.listen_host", &why, remedy);
+            }
+        }
         self.require(
             proxy.admin_listen_port.is_none() || proxy.admin_token_env.is_some(),
             "proxy.admin_listen_port",

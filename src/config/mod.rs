@@ -15,6 +15,7 @@ mod docs;
 mod environment;
 mod error;
 mod layers;
+mod listen;
 mod load;
 mod model_names;
 mod proxy;
@@ -29,6 +30,7 @@ pub use check::MAX_THREADS;
 pub use docs::reference_markdown;
 pub use environment::{Environment, Secret};
 pub use error::ConfigError;
+pub use listen::ListenHost;
 pub use load::{Config, ConfigPaths, FileKind, Origin};
 pub use model_names::{fitting, is_beginning};
 pub use proxy::{

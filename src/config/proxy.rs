@@ -7,15 +7,16 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Route, Volatile};
+use super::{ListenHost, Route, Volatile};
 
 /// The capture proxy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Proxy {
-    /// Address that the proxy listens on. Beyond loopback it starts only with `client_token_env` set.
-    pub listen_host: String,
-    /// Port that the proxy listens on, and port of the model API inside each sandbox. 0 lets the system choose.
+    /// Address that the proxy listens on, or a list of several, such as `["127.0.0.1", "::1"]`. Beyond loopback it starts
+    /// only with `client_token_env` set.
+    pub listen_host: ListenHost,
+    /// Port that the proxy listens on, at each address, and port of the model API inside each sandbox. 0 lets the system choose.
     pub listen_port: u16,
     /// What answers model calls: `embedded` (lego's own engine, in this process) or the base URL of an
     /// OpenAI-compatible server, with or without its trailing `/v1`.
@@ -82,7 +83,8 @@ pub struct Proxy {
     /// Longest such wait, in seconds; then the harness gets 429 with `Retry-After`.
     pub admission_wait_secs: u64,
     /// How often a call is sent upstream again after a failure that passes by itself (no connection, 408, 429, 500, 502,
-    /// 503, 504, 529), as long as the harness has had no byte of the reply. Each attempt is a record.
+    /// 503, 504, 529), as long as the harness has had no byte of the reply. Each attempt is a record. One that asks in other words, after the
+    /// upstream refused what lego adds or has no such route, is not counted.
     pub max_retries: u16,
     /// Longest pause before such a retry, in seconds. An upstream whose `Retry-After` asks for more is not asked again:
     /// the harness gets its answer.
@@ -135,7 +137,7 @@ pub struct Proxy {
 impl Default for Proxy {
     fn default() -> Self {
         Self {
-            listen_host: "127.0.0.1".to_owned(),
+            listen_host: ListenHost::One("127.0.0.1".to_owned()),
             listen_port: 18080,
             upstream_base_url: "embedded".to_owned(),
             upstream_api_key_env: None,

@@ -46,10 +46,18 @@ impl Proxy {
 
     /// Serves the admin listener until [`Proxy::shutdown`].
     pub async fn serve_admin(&self, listener: TcpListener, token: &str) {
-        let (closing, abort) = (self.inner.closing.clone(), self.inner.abort.clone());
+        self.serve_admin_all(vec![listener], token).await;
+    }
+
+    /// Serves several admin listeners until [`Proxy::shutdown`].
+    pub async fn serve_admin_all(&self, listeners: Vec<TcpListener>, token: &str) {
         let router = self.admin_router(token);
-        let routers = server::Routers { usual: router.clone(), surplus: router };
-        server::serve(listener, routers, &self.inner.room, closing, abort, None).await;
+        let serve = |listener| {
+            let (closing, abort) = (self.inner.closing.clone(), self.inner.abort.clone());
+            let routers = server::Routers { usual: router.clone(), surplus: router.clone() };
+            server::serve(listener, routers, &self.inner.room, closing, abort, None)
+        };
+        futures_util::future::join_all(listeners.into_iter().map(serve)).await;
     }
 
     /// Holds new calls back, with their connections kept alive, until [`Proxy::resume`].

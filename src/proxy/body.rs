@@ -1,4 +1,9 @@
 //! Request bodies, up to the limit of the configuration, and of long ones only so many at once.
+//!
+//! A long one's room is given back when its call is recorded and not before: until then it is in memory, for the record
+//! and for another attempt.
+
+mod room;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,24 +13,27 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, header};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use room::Room;
 
 use crate::protocol::error::{ApiError, ErrorType};
+
+pub(super) use room::Held;
 
 /// Bytes beyond a multiple of the limit are not waited for.
 const DRAINED_LIMITS: usize = 4;
 /// A longer body is a long one. Shorter ones are bounded by the number of connections and of calls.
 const SHORT: usize = 1 << 20;
-/// Room is counted in parts of this many bytes.
-const UNIT: usize = 1 << 10;
+/// A body of unknown length takes room in such parts.
+const PART: usize = 256 << 10;
 
 /// Room for long bodies that are being read or belong to a call that is not recorded yet.
 pub(super) struct Bodies {
     /// Longest body.
     limit: usize,
-    room: Arc<Semaphore>,
-    /// Parts of the whole room.
-    units: usize,
+    room: Arc<Room>,
+    /// For room, over the whole of a body.
     longest_wait: Duration,
     /// A client that sends nothing of a body for longer gives its room to others.
     stall: Option<Duration>,
@@ -36,14 +44,13 @@ pub(super) struct Bodies {
 pub(super) struct Taken {
     pub(super) body: Bytes,
     /// A long one's room, until this is dropped.
-    pub(super) held: Option<OwnedSemaphorePermit>,
+    pub(super) held: Option<Held>,
 }
 
 impl Bodies {
     /// `room`: bytes of long bodies at once. One has room in any case.
     pub(super) fn new(limit: usize, room: usize, longest_wait: Duration, stall: Option<Duration>) -> Self {
-        let units = room.max(limit).div_ceil(UNIT).clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
-        Self { limit, room: Arc::new(Semaphore::new(units)), units, longest_wait, stall }
+        Self { limit, room: Arc::new(Room::new(room, limit)), longest_wait, stall }
     }
 
     /// Reads a request's body, which has to be plain UTF-8. One that is too long, or has no room in time, is read on and
@@ -52,9 +59,17 @@ impl Bodies {
     pub(super) async fn take(&self, headers: &HeaderMap, mut body: Body) -> Result<Taken, ApiError> {
         let told = body.size_hint().exact();
         let fits = told.and_then(|told| usize::try_from(told).ok()).filter(|told| *told <= self.limit);
+        if let Some(told) = told.filter(|_| fits.is_none()) {
+            self.drain_from(body, 0).await?;
+            return Err(self.too_long(told));
+        }
         let mut held = None;
+        let mut patience = self.longest_wait;
         if let Some(bytes) = fits.filter(|bytes| *bytes > SHORT) {
-            held = Some(self.room_for(bytes, &mut body, 0).await?);
+            held = within(&mut patience, self.room.enter(bytes, false)).await;
+            if held.is_none() {
+                return self.no_room(body, 0).await;
+            }
         }
         // Of what is not written to yet the system keeps no memory.
         let mut text = BytesMut::with_capacity(fits.unwrap_or(0));
@@ -63,18 +78,29 @@ impl Bodies {
             length = length.saturating_add(data.len());
             if length > self.limit {
                 drop((text, held));
-                length = length.saturating_add(drain_from(body, length, self.limit).await?);
-                return Err(self.too_long(told.unwrap_or(length as u64)));
+                length = length.saturating_add(self.drain_from(body, length).await?);
+                return Err(self.too_long(length as u64));
             }
-            if length > SHORT && held.is_none() {
-                // Nobody said how long it is: two that grow side by side must not wait for each other's room.
-                held = Some(self.room_for(self.limit, &mut body, length).await?);
+            if length > SHORT && held.as_ref().is_none_or(|held| held.bytes() < length) {
+                // Nobody said how long it is.
+                let needed = length.next_multiple_of(PART).min(self.limit);
+                let has_room = match &mut held {
+                    Some(held) => within(&mut patience, held.grow(needed)).await.is_some(),
+                    None => {
+                        held = within(&mut patience, self.room.enter(needed, true)).await;
+                        held.is_some()
+                    }
+                };
+                if !has_room {
+                    drop((text, held, data));
+                    return self.no_room(body, length).await;
+                }
             }
             text.extend_from_slice(&data);
         }
         is_plain(headers, &text)?;
         if let Some(held) = &mut held {
-            drop(held.split(held.num_permits().saturating_sub(length.div_ceil(UNIT))));
+            held.complete(length);
         }
         Ok(Taken { body: text.freeze(), held })
     }
@@ -92,26 +118,32 @@ impl Bodies {
         })
     }
 
-    /// Room for so many bytes.
-    async fn room_for(
-        &self,
-        bytes: usize,
-        body: &mut Body,
-        read: usize,
-    ) -> Result<OwnedSemaphorePermit, ApiError> {
-        let units = u32::try_from(bytes.div_ceil(UNIT).min(self.units)).unwrap_or(u32::MAX);
-        let waiting = Arc::clone(&self.room).acquire_many_owned(units);
-        // It is never closed.
-        if let Some(held) = tokio::time::timeout(self.longest_wait, waiting).await.ok().and_then(Result::ok) {
-            return Ok(held);
+    /// Says so, once the client has sent what is left.
+    async fn no_room(&self, body: Body, read: usize) -> Result<Taken, ApiError> {
+        let length = read.saturating_add(self.drain_from(body, read).await?);
+        if length > self.limit {
+            // It would have no room another time either.
+            return Err(self.too_long(length as u64));
         }
-        drain_from(std::mem::take(body), read, self.limit).await?;
         let message = format!(
             "request bodies of {} MiB together are being handled, the most that this proxy holds of those over 1 MiB; \
              try again soon, or raise proxy.large_bodies_bytes",
-            (self.units * UNIT) >> 20
+            self.room.bytes() >> 20
         );
         Err(ApiError::new(429, ErrorType::Server, "too_many_large_bodies", message))
+    }
+
+    /// Reads what is left of a body and throws it away, where so many bytes were read; of one that is far beyond the limit
+    /// not all. Gives how many followed.
+    async fn drain_from(&self, mut body: Body, read: usize) -> Result<usize, ApiError> {
+        let most = self.limit.saturating_mul(DRAINED_LIMITS).saturating_sub(read);
+        let mut length = 0_usize;
+        while length <= most
+            && let Some(data) = self.next(&mut body).await?
+        {
+            length = length.saturating_add(data.len());
+        }
+        Ok(length)
     }
 
     fn too_long(&self, bytes: u64) -> ApiError {
@@ -123,6 +155,14 @@ impl Bodies {
         );
         ApiError::new(413, ErrorType::InvalidRequest, "request_too_large", message)
     }
+}
+
+/// What comes within the time that is left of this.
+async fn within<T>(patience: &mut Duration, waiting: impl Future<Output = T>) -> Option<T> {
+    let since = Instant::now();
+    let came = tokio::time::timeout(*patience, waiting).await.ok();
+    *patience = patience.saturating_sub(since.elapsed());
+    came
 }
 
 /// The next piece; `None` at the end.
@@ -140,20 +180,14 @@ async fn next(body: &mut Body) -> Result<Option<Bytes>, ApiError> {
 }
 
 /// Reads a body and throws it away; of one that is far beyond the limit not all.
-pub(super) async fn drain(body: Body, limit: usize) -> Result<usize, ApiError> {
-    drain_from(body, 0, limit).await
-}
-
-/// The same where so many bytes were read. Gives how many followed.
-async fn drain_from(mut body: Body, read: usize, limit: usize) -> Result<usize, ApiError> {
-    let most = limit.saturating_mul(DRAINED_LIMITS).saturating_sub(read);
-    let mut length = 0_usize;
+pub(super) async fn drain(mut body: Body, limit: usize) -> Result<(), ApiError> {
+    let (most, mut length) = (limit.saturating_mul(DRAINED_LIMITS), 0_usize);
     while length <= most
         && let Some(data) = next(&mut body).await?
     {
         length = length.saturating_add(data.len());
     }
-    Ok(length)
+    Ok(())
 }
 
 /// Says of a body that no JSON can be read from what it is instead.
@@ -204,7 +238,7 @@ mod tests {
     async fn long_bodies_wait_for_room_and_then_are_refused_and_short_ones_never_do() {
         for body in [told, untold] {
             let mut bodies = Bodies::new(4 * MIB, 8 * MIB, Duration::ZERO, None);
-            let free = |bodies: &Bodies| bodies.room.available_permits() * UNIT;
+            let free = |bodies: &Bodies| bodies.room.free();
             let first = bodies.take(&NONE, body(4 * MIB)).await.expect("room");
             let second = bodies.take(&NONE, body(2 * MIB)).await.expect("room");
             assert_eq!((first.body.len(), free(&bodies)), (4 * MIB, 2 * MIB), "as much as it has");
@@ -234,6 +268,11 @@ mod tests {
         let refused = bodies.take(&NONE, stalled).await.expect_err("it stalls");
         assert_eq!((refused.status, refused.code), (408, "request_stalled"));
         assert_eq!(bodies.take(&NONE, told(4 * MIB)).await.expect("room").body.len(), 4 * MIB);
+        // Nor does one that is refused keep its connection for ever.
+        let begun = futures_util::stream::iter([Ok::<_, std::io::Error>(vec![b'x'; 5 * MIB])]);
+        let stalled =
+            Body::from_stream(futures_util::StreamExt::chain(begun, futures_util::stream::pending()));
+        assert_eq!(bodies.take(&NONE, stalled).await.expect_err("it stalls").status, 408);
     }
 
     #[tokio::test]

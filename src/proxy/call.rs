@@ -107,8 +107,7 @@ async fn serve(
         inner.routes.find(inner, api, face::asked_model(&body).as_deref(), trainers.as_deref())?
     };
     let incoming = Incoming::read(inner, &route, api, body)?;
-    let said = incoming.said.as_ref().unwrap_or(&incoming.request);
-    let session = identify::session_of(inner, &shared.door, path_session, &headers, Some(said))?;
+    let session = identify::session_of(inner, &shared.door, path_session, &headers, Some(&incoming))?;
     // From here on the session's end waits for this call.
     let tokens = (session.token(), inner.running.token());
     let conversation_id = identify::conversation_id(&headers);
@@ -117,9 +116,11 @@ async fn serve(
         Err(incoming) => incoming,
     };
     // What a judge or a teacher is asked is no turn of the session's conversation.
-    let tolerates_rewrites = inner.options.history_rewrite_tolerance || !route.is_policy();
-    let said = incoming.said.as_ref().unwrap_or(&incoming.request);
-    let index = session.admit(said, &inner.options.volatile, tolerates_rewrites)?;
+    let tolerates_rewrites = inner.options.history_rewrite_tolerance
+        || !route.is_policy()
+        // What goes on from a response rewrites nothing.
+        || incoming.says_no_history();
+    let index = session.admit(incoming.as_said(), &inner.options.volatile, tolerates_rewrites)?;
     let plan = route.plan(&session, index);
     let (mut places, refused) = match admission::admitted(inner, &session, &route).await {
         Ok(places) => (places, None),
@@ -151,7 +152,7 @@ async fn serve(
     match refused {
         None => rejoin::answered(attendance, Box::pin(call.run(face))).await,
         Some(refused) => {
-            let attempt = Attempt { number: 1, first: None, additions: Additions::All };
+            let attempt = Attempt::first(Additions::All);
             call.refused(&attempt, &face, &refused).await
         }
     }
@@ -182,9 +183,26 @@ struct Call {
 /// One try upstream.
 struct Attempt {
     number: u16,
+    /// How many of those before it were followed by another because their failure passes by itself: what the
+    /// configuration limits. One that was put in other words is none of them.
+    retries: u16,
     first: Option<CallId>,
     /// Less than all of them where the upstream refused some.
     additions: Additions,
+}
+
+impl Attempt {
+    const fn first(additions: Additions) -> Self {
+        Self { number: 1, retries: 0, first: None, additions }
+    }
+}
+
+/// How another try differs from the one before.
+enum Again {
+    /// The same, after this pause: one of the call's retries.
+    After(Duration),
+    /// In other words, at once.
+    With(Additions),
 }
 
 impl Call {
@@ -195,7 +213,7 @@ impl Call {
             self.capabilities(&face).await
         };
         let additions = self.begins_with(&face);
-        let mut attempt = Attempt { number: 1, first: None, additions };
+        let mut attempt = Attempt::first(additions);
         loop {
             if attempt.number > 1 {
                 let turn = tokio::select! {
@@ -226,7 +244,7 @@ impl Call {
             };
             let again = if self.lacks_responses(&face, &first) {
                 match self.in_chat(&mut face, &first) {
-                    Ok(additions) => Some((Duration::ZERO, additions)),
+                    Ok(additions) => Some(Again::With(additions)),
                     Err(error) => {
                         return Ok(whole::fail(recorder, &face, CallStatus::UpstreamError, &error).await);
                     }
@@ -234,7 +252,7 @@ impl Call {
             } else {
                 self.again(&attempt, &mut face, &recorder, &mut first).await
             };
-            let Some((pause, additions)) = again else {
+            let Some(again) = again else {
                 self.learn_of_responses(&face, &first);
                 let is_success = first.as_ref().is_ok_and(|reply| reply.status.is_success());
                 if attempt.additions != Additions::All && is_success {
@@ -247,12 +265,18 @@ impl Call {
                 return Ok(reply::with_call_id(face.error(&whole::sink_error(&error)), call_id));
             }
             self.inner.measures.retries.increment(1);
-            let next = attempt.number.saturating_add(1);
-            attempt = Attempt { number: next, first: attempt.first.or(Some(call_id)), additions };
-            tokio::select! {
-                // The next attempt's record says so.
-                _ = self.abort.cancelled() => {}
-                () = tokio::time::sleep(pause) => {}
+            attempt.number = attempt.number.saturating_add(1);
+            attempt.first = attempt.first.or(Some(call_id));
+            match again {
+                Again::With(additions) => attempt.additions = additions,
+                Again::After(pause) => {
+                    attempt.retries = attempt.retries.saturating_add(1);
+                    tokio::select! {
+                        // The next attempt's record says so.
+                        _ = self.abort.cancelled() => {}
+                        () = tokio::time::sleep(pause) => {}
+                    }
+                }
             }
         }
     }

@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::responses::Responses;
 use super::routes::Route;
+use super::session::Session;
 use super::{Inner, reply};
 use crate::config::{InlineSystem, ReplayedReasoning, ServerTools};
 use crate::protocol::chat::{self, Reply, Request};
@@ -27,6 +28,8 @@ pub(super) struct Incoming {
     /// compared in one.
     pub(super) said: Option<Request>,
     pub(super) face: Face,
+    /// The response that it goes on from, and whose items it does not say again.
+    pub(super) goes_on_from: Option<String>,
 }
 
 /// The client's protocol.
@@ -114,14 +117,52 @@ impl Incoming {
             (None, Some(writer)) => (ClientApi::SglangGenerate, Some(writer)),
             (None, None) => (api, None),
         };
-        Ok(Self { body, request, said, face: Face { api, upstream_api, writer } })
+        let goes_on_from = match api {
+            // What cannot be read is refused by whoever answers it.
+            ClientApi::OpenaiResponses => responses::Kept::read(&body).ok(),
+            _ => None,
+        };
+        let goes_on_from = goes_on_from.and_then(|kept| kept.previous_response_id);
+        Ok(Self { body, request, said, face: Face { api, upstream_api, writer }, goes_on_from })
+    }
+
+    /// The request in the words in which calls of one conversation are compared.
+    pub(super) fn as_said(&self) -> &Request {
+        self.said.as_ref().unwrap_or(&self.request)
+    }
+
+    /// True if it says only what is new in its conversation.
+    pub(super) fn says_no_history(&self) -> bool {
+        self.said.is_some() && self.goes_on_from.is_some()
+    }
+}
+
+/// A request of Responses that was put in chat's words after all. The same can be done for each client of its call.
+pub(super) struct Retold {
+    told: Bytes,
+    earlier: Option<Vec<Bytes>>,
+}
+
+impl Retold {
+    fn translated(&self) -> Result<Translation, ApiError> {
+        responses::translate(&self.told, names(&self.told), self.earlier.as_deref())
+    }
+
+    /// The face of another client of this call.
+    pub(super) fn face(&self) -> Option<Face> {
+        let writer = Some(self.translated().ok()?.reply);
+        Some(Face { api: ClientApi::OpenaiResponses, upstream_api: ClientApi::OpenaiChat, writer })
     }
 }
 
 /// A request of Responses as a chat request.
 fn of_responses(inner: &Inner, told: &Bytes) -> Result<Translation, ApiError> {
+    retold(inner, told)?.translated()
+}
+
+fn retold(inner: &Inner, told: &Bytes) -> Result<Retold, ApiError> {
     let earlier = inner.responses.earlier(&responses::Kept::read(told)?);
-    responses::translate(told, names(told), earlier.as_deref())
+    Ok(Retold { told: told.clone(), earlier })
 }
 
 /// The same for a call whose upstream turned out not to speak Responses.
@@ -129,12 +170,12 @@ pub(super) fn of_responses_after_all(
     inner: &Inner,
     route: &Route,
     body: &Bytes,
-) -> Result<(Request, Box<dyn ReplyWriter>), ApiError> {
-    let told = told(inner, route, ClientApi::OpenaiResponses, body)?;
-    let Translation { chat, reply } = of_responses(inner, &told)?;
+) -> Result<(Request, Box<dyn ReplyWriter>, Retold), ApiError> {
+    let retold = retold(inner, &told(inner, route, ClientApi::OpenaiResponses, body)?)?;
+    let Translation { chat, reply } = retold.translated()?;
     let request = Request::parse(as_configured(inner, chat)?)
         .map_err(|error| ApiError::new(400, ErrorType::InvalidRequest, "bad_request", error.to_string()))?;
-    Ok((request, reply))
+    Ok((request, reply, retold))
 }
 
 /// A translated request, with what the configuration makes of its parts.
@@ -232,10 +273,14 @@ impl Face {
         pieces.into_iter().filter_map(bytes).collect()
     }
 
-    /// Keeps a finished response for those that go on from it.
-    pub(super) fn keep(&self, store: &Responses) {
+    /// Keeps a finished response for those that go on from it. `reply`: the upstream's.
+    pub(super) fn keep(&self, store: &Responses, session: &Session, reply: &Reply) {
+        let session = &session.spec.session_id;
         if let Some(kept) = self.writer.as_ref().and_then(|writer| writer.kept()) {
+            store.was_of(&kept.id, session);
             store.keep(kept);
+        } else if let Some(id) = reply.id.as_deref().filter(|_| self.passes_responses()) {
+            store.was_of(id, session);
         }
     }
 }

@@ -46,6 +46,20 @@ pub fn raise_open_files() -> Option<usize> {
     None
 }
 
+/// Files that a trial and its calls open: eight, as counted, and some for calls side by side.
+const OF_A_TRIAL: usize = 12;
+
+/// What is to be said where a limit of open files is too low for so many trials at once.
+#[must_use]
+pub fn too_few_files(limit: Option<usize>, trials: usize) -> Option<String> {
+    let needed = trials.saturating_mul(OF_A_TRIAL).saturating_add(OWN + SURPLUS);
+    let limit = limit.filter(|limit| *limit < needed)?;
+    Some(format!(
+        "this process may open {limit} files, and {trials} trials at once (sandbox.max_concurrent) may take {needed}: \
+         trials may fail as broken machinery. Lower sandbox.max_concurrent, or {REMEDY}"
+    ))
+}
+
 /// What a limit of open files leaves for calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileShare {
@@ -168,6 +182,11 @@ mod tests {
             assert!(warning.contains(part), "{warning}");
         }
         assert!(share.full().contains("1024 files") && !share.full().contains("max_in_flight"));
+        assert_eq!((too_few_files(Some(1024), 32), too_few_files(None, 1 << 20)), (None, None));
+        let warning = too_few_files(Some(256), 32).expect("too few");
+        for part in ["256 files", "32 trials", "sandbox.max_concurrent", "424", "ulimit -Hn"] {
+            assert!(warning.contains(part), "{warning}");
+        }
         let share = FileShare::of(None, 7, 1);
         assert_eq!((share.calls, share.warning(7)), (7, None));
         assert!(share.full().contains("proxy.max_in_flight"));

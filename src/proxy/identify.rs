@@ -10,6 +10,7 @@ use axum::response::Response;
 use http::HeaderMap;
 use sha2::{Digest, Sha256};
 
+use super::face::Incoming;
 use super::options::Mode;
 use super::session::{Session, SessionSpec};
 use super::sessions::DERIVED;
@@ -172,7 +173,7 @@ pub(super) fn session_of(
     door: &Door,
     path_session: Option<&str>,
     headers: &HeaderMap,
-    request: Option<&Request>,
+    incoming: Option<&Incoming>,
 ) -> Result<Arc<Session>, ApiError> {
     if let Door::Session(session) = door {
         return Ok(Arc::clone(session));
@@ -183,16 +184,24 @@ pub(super) fn session_of(
             let name = path_session
                 .or_else(|| session_key(headers).map(|(id, _)| id))
                 .or_else(|| headers.get("x-session-id").and_then(|value| value.to_str().ok()));
-            let id = match name {
-                Some(name) => parse(named(name).0)?,
-                None => match request {
-                    Some(request) => derived(request, &inner.options.volatile),
-                    None => parse(&format!("{DERIVED}unread"))?,
-                },
-            };
             let make = |id| {
                 let spec = SessionSpec::stand_alone(id, *sampling);
                 Session::new(spec, false, inner.abort.child_token())
+            };
+            let id = match (name, incoming) {
+                (Some(name), _) => parse(named(name).0)?,
+                (None, Some(incoming)) => {
+                    // It says only what is new: the response that it goes on from knows where it belongs.
+                    let linked = incoming.goes_on_from.as_deref();
+                    let linked = linked.and_then(|id| inner.responses.session_of(id));
+                    let linked =
+                        linked.and_then(|id| inner.sessions.get_or_make(id, Instant::now(), make).ok());
+                    if let Some(session) = linked {
+                        return Ok(session);
+                    }
+                    derived(incoming.as_said(), &inner.options.volatile)
+                }
+                (None, None) => parse(&format!("{DERIVED}unread"))?,
             };
             inner.sessions.get_or_make(id, Instant::now(), make)
         }

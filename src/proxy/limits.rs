@@ -8,6 +8,7 @@ use http::HeaderValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use super::body::Held;
 use super::gate::Running;
 use super::routes::RouteOptions;
 use crate::protocol::error::{ApiError, ErrorType};
@@ -21,7 +22,7 @@ pub(super) struct Places {
     pub(super) _of_route: Option<OwnedSemaphorePermit>,
     pub(super) _running: Option<Running>,
     /// The room of a long request body.
-    pub(super) _body: Option<OwnedSemaphorePermit>,
+    pub(super) _body: Option<Held>,
 }
 
 /// A call that found no place in time.

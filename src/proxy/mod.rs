@@ -74,12 +74,12 @@ use tower::ServiceBuilder;
 use crate::record::{CallSink, ClientApi, SessionId};
 use crate::upstream::Upstream;
 
-pub use files::{FileShare, raise_open_files};
+pub use files::{FileShare, raise_open_files, too_few_files};
 pub use local_ids::{LocalTokenizer, LocalTokenizers};
 pub use lull::settle_heaps;
 pub use options::{Mode, ProxyOptions, RenderMetrics};
 pub use routes::RouteOptions;
-pub use server::{ListenError, listen};
+pub use server::{ListenError, listen, listen_on};
 pub use session::{SessionHandle, SessionResult, SessionSampling, SessionSpec, VersionSource};
 
 use identify::Door;
@@ -306,11 +306,20 @@ impl Proxy {
 
     /// Serves the public listener until [`Proxy::shutdown`].
     pub async fn serve(&self, listener: TcpListener) {
-        let (closing, abort) = (self.inner.closing.clone(), self.inner.abort.clone());
+        self.serve_all(vec![listener]).await;
+    }
+
+    /// Serves several public listeners until [`Proxy::shutdown`].
+    pub async fn serve_all(&self, listeners: Vec<TcpListener>) {
         let stall = self.inner.options.client_stall;
         let routers = server::Routers { usual: self.router(), surplus: self.surplus_router(Door::Public) };
+        let serve = |listener| {
+            let (closing, abort) = (self.inner.closing.clone(), self.inner.abort.clone());
+            server::serve(listener, routers.clone(), &self.inner.room, closing, abort, stall)
+        };
+        let served = futures_util::future::join_all(listeners.into_iter().map(serve));
         tokio::select! {
-            () = server::serve(listener, routers, &self.inner.room, closing, abort, stall) => {}
+            _ = served => {}
             () = self.inner.sessions.keep_tidy() => {}
             () = lull::give_back(&self.inner.slots, self.inner.share.calls) => {}
         }

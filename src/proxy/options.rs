@@ -133,7 +133,7 @@ impl ProxyOptions {
             retry_grace: Duration::from_millis(config.retry_grace_ms),
             session_idle: (config.session_idle_secs > 0)
                 .then(|| Duration::from_secs(config.session_idle_secs)),
-            allowed_hosts: vec![config.listen_host.clone()],
+            allowed_hosts: config.listen_host.bare().map(str::to_owned).collect(),
             client_token,
             upstream_key_env: config.upstream_api_key_env.clone(),
             local_tokenizer: None,

@@ -17,7 +17,7 @@ use std::borrow::Cow;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
@@ -29,7 +29,7 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use super::face::{Face, Incoming};
+use super::face::{Face, Incoming, Retold};
 use super::session::Session;
 use super::stop::Stop;
 use super::{Inner, reply};
@@ -55,6 +55,10 @@ pub(super) struct Attendance {
     upstream_api: ClientApi,
     /// The request as lego reads it.
     body: Bytes,
+    /// That is as its client said it, in whatever words the upstream is asked.
+    is_said: bool,
+    /// The request in chat's words, where the upstream turned out to know no others.
+    retold: OnceLock<Retold>,
     pub(super) conversation_id: Option<String>,
     /// What ends the call.
     pub(super) stop: Stop,
@@ -84,7 +88,9 @@ impl Attendance {
             session: Arc::clone(session),
             api: incoming.face.api,
             upstream_api: incoming.face.upstream_api,
-            body: incoming.request.body().clone(),
+            body: incoming.as_said().body().clone(),
+            is_said: incoming.said.is_some(),
+            retold: OnceLock::new(),
             conversation_id,
             stop,
             is_last: AtomicBool::new(is_last),
@@ -122,6 +128,17 @@ impl Attendance {
     /// The call's success is durable; its client may still be given it, or come back for it.
     pub(super) fn stored(&self) {
         self.is_stored.store(true, Ordering::Release);
+    }
+
+    /// The call goes on in chat's words.
+    pub(super) fn set_retold(&self, retold: Retold) {
+        // It does so once.
+        let _ = self.retold.set(retold);
+    }
+
+    /// The face of a client of a call that goes on in chat's words.
+    pub(super) fn retold(&self) -> Option<Face> {
+        self.retold.get()?.face()
     }
 
     /// How often a client came back for the reply.
@@ -165,9 +182,10 @@ impl Attendance {
     }
 
     fn is_same(&self, incoming: &Incoming, conversation_id: Option<&str>) -> bool {
-        let body = incoming.request.body();
+        let body = incoming.as_said().body();
         self.api == incoming.face.api
-            && self.upstream_api == incoming.face.upstream_api
+            && self.is_said == incoming.said.is_some()
+            && (self.is_said || self.upstream_api == incoming.face.upstream_api)
             && self.conversation_id.as_deref() == conversation_id
             && (self.body == body
                 || is_same_request(&self.inner.options.volatile, self.shape(), &self.body, body))
@@ -176,6 +194,7 @@ impl Attendance {
     /// What [`Attendance::body`] is of, where it has texts with volatile parts.
     const fn shape(&self) -> Option<Shape> {
         match self.upstream_api {
+            _ if self.is_said => Some(Shape::Responses),
             ClientApi::OpenaiChat => Some(Shape::Chat),
             ClientApi::AnthropicMessages => Some(Shape::Messages),
             _ => None,

@@ -1,5 +1,5 @@
-//! Responses that later ones go on from (`previous_response_id`). In memory and bounded: harnesses that need a long
-//! memory send their whole history, as Codex does.
+//! Responses that later ones go on from (`previous_response_id`), and the sessions that they were of. In memory and
+//! bounded: harnesses that need a long memory send their whole history, as Codex does.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,9 +8,14 @@ use bytes::Bytes;
 
 use crate::protocol::responses::Kept;
 use crate::protocol::translate::KeptReply;
+use crate::record::SessionId;
 
 /// Bytes of items kept at most; the oldest response is forgotten first.
 const MOST_BYTES: usize = 64 << 20;
+/// Responses whose session is remembered at most; the oldest is forgotten first.
+const MOST_SESSIONS: usize = 50_000;
+/// No longer id is remembered.
+const LONGEST_ID: usize = 256;
 
 /// The responses that are kept.
 #[derive(Default)]
@@ -23,6 +28,8 @@ struct State {
     by_id: HashMap<String, Vec<Bytes>>,
     oldest_first: VecDeque<String>,
     bytes: usize,
+    sessions: HashMap<String, SessionId>,
+    oldest_session_first: VecDeque<String>,
 }
 
 impl Responses {
@@ -33,6 +40,28 @@ impl Responses {
     /// The items that a request goes on from. Ids are random: who knows one has had the response.
     pub(super) fn earlier(&self, kept: &Kept) -> Option<Vec<Bytes>> {
         self.state().by_id.get(kept.previous_response_id.as_ref()?).cloned()
+    }
+
+    /// Remembers which session a response was of.
+    pub(super) fn was_of(&self, id: &str, session: &SessionId) {
+        if id.len() > LONGEST_ID {
+            return;
+        }
+        let mut state = self.state();
+        if state.sessions.insert(id.to_owned(), session.clone()).is_some() {
+            return;
+        }
+        state.oldest_session_first.push_back(id.to_owned());
+        if state.oldest_session_first.len() > MOST_SESSIONS
+            && let Some(oldest) = state.oldest_session_first.pop_front()
+        {
+            state.sessions.remove(&oldest);
+        }
+    }
+
+    /// The session that a response was of, if that is remembered.
+    pub(super) fn session_of(&self, id: &str) -> Option<SessionId> {
+        self.state().sessions.get(id).cloned()
     }
 
     /// Keeps a response.
@@ -73,5 +102,18 @@ mod tests {
         assert!(["b", "c", "d"].into_iter().all(|id| after(id).is_some()));
         assert_eq!(store.state().bytes, big.len() * 3);
         assert!(store.earlier(&Kept::default()).is_none());
+    }
+
+    #[test]
+    fn the_sessions_of_the_last_responses_are_known() {
+        let store = Responses::default();
+        let session: SessionId = "s1".parse().expect("an id");
+        for number in 0..=MOST_SESSIONS {
+            store.was_of(&number.to_string(), &session);
+            store.was_of("1", &session);
+        }
+        store.was_of(&"x".repeat(LONGEST_ID + 1), &session);
+        assert_eq!((store.session_of("0"), store.session_of("1")), (None, Some(session)));
+        assert_eq!(store.state().sessions.len(), MOST_SESSIONS);
     }
 }

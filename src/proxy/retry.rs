@@ -11,30 +11,30 @@ use crate::record::CallId;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
-/// The pause before attempt `next` (2 for the first retry); `None`: the failure is the client's to see.
+/// The pause before another attempt, after `done` retries; `None`: the failure is the client's to see.
 ///
 /// `status` is `None` where no reply began. What another try cannot change (400, 401, 404 …) is not retried, nor
 /// what the upstream wants to be left alone for longer than the configuration allows.
 pub(super) fn pause(
     retries: Retries,
-    next: u16,
+    done: u16,
     status: Option<u16>,
     headers: Option<&HeaderMap>,
     call_id: CallId,
 ) -> Option<Duration> {
     let is_passing = matches!(status, None | Some(408 | 429 | 500 | 502 | 503 | 504 | 529));
-    if !is_passing || next > retries.most.saturating_add(1) {
+    if !is_passing || done >= retries.most {
         return None;
     }
     match headers.and_then(retry_after) {
         Some(asked) => (asked <= retries.longest_wait).then_some(asked),
-        None => Some(jittered(next, call_id).min(retries.longest_wait)),
+        None => Some(jittered(done, call_id).min(retries.longest_wait)),
     }
 }
 
 /// Exponential, between half and all of its length: calls that failed together do not come back together.
-fn jittered(next: u16, call_id: CallId) -> Duration {
-    let doublings = u32::from(next.saturating_sub(2)).min(16);
+fn jittered(done: u16, call_id: CallId) -> Duration {
+    let doublings = u32::from(done).min(16);
     let full = FIRST_PAUSE.saturating_mul(1 << doublings).min(LONGEST_PAUSE);
     // The id's last bytes are random.
     let random =
@@ -69,23 +69,23 @@ mod tests {
     fn what_passes_by_itself_is_tried_again_a_few_times() {
         let id = CallId::now();
         for status in [None, Some(429), Some(500), Some(502), Some(503), Some(529)] {
-            let first = pause(RETRIES, 2, status, None, id).expect("a retry");
+            let first = pause(RETRIES, 0, status, None, id).expect("a retry");
             assert!(first >= FIRST_PAUSE / 2 && first <= FIRST_PAUSE, "{first:?}");
-            let second = pause(RETRIES, 3, status, None, id).expect("a retry");
+            let second = pause(RETRIES, 1, status, None, id).expect("a retry");
             assert!(second >= FIRST_PAUSE && second <= FIRST_PAUSE * 2, "{second:?}");
-            assert_eq!(pause(RETRIES, 4, status, None, id), None);
+            assert_eq!(pause(RETRIES, 2, status, None, id), None);
         }
         for status in [200, 400, 401, 403, 404, 409, 413, 422] {
-            assert_eq!(pause(RETRIES, 2, Some(status), None, id), None, "{status}");
+            assert_eq!(pause(RETRIES, 0, Some(status), None, id), None, "{status}");
         }
         let never = Retries { most: 0, ..RETRIES };
-        assert_eq!(pause(never, 2, None, None, id), None);
+        assert_eq!(pause(never, 0, None, None, id), None);
     }
 
     #[test]
     fn the_upstream_says_how_long_to_wait() {
         let id = CallId::now();
-        let wait = |headers: &HeaderMap| pause(RETRIES, 2, Some(429), Some(headers), id);
+        let wait = |headers: &HeaderMap| pause(RETRIES, 0, Some(429), Some(headers), id);
         assert_eq!(wait(&after("retry-after", "3")), Some(Duration::from_secs(3)));
         assert_eq!(wait(&after("retry-after-ms", "250")), Some(Duration::from_millis(250)));
         assert_eq!(wait(&after("retry-after", "31")), None, "longer than is waited for");
@@ -101,6 +101,6 @@ mod tests {
         assert!(wait(&dated).expect("a retry") <= FIRST_PAUSE);
         assert_eq!(wait(&after("retry-after", "Fri, 31 Dec 9999 23:59:59 GMT")), None, "by ours");
         let many = Retries { most: u16::MAX, ..RETRIES };
-        assert_eq!(pause(many, u16::MAX, None, None, id).map(|p| p <= LONGEST_PAUSE), Some(true));
+        assert_eq!(pause(many, u16::MAX - 1, None, None, id).map(|p| p <= LONGEST_PAUSE), Some(true));
     }
 }

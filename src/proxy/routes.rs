@@ -204,6 +204,12 @@ impl Route {
         self.may_pass_responses() && (is_set || self.upstream.has_responses(model) != Some(false))
     }
 
+    /// The upstream wrote a response for this model.
+    pub(super) fn wrote_response(&self, options: &ProxyOptions, requested: &str) {
+        let model = self.upstream_model(options, requested).unwrap_or(requested);
+        self.upstream.set_has_responses(model, true);
+    }
+
     /// The weights' version by lego's own clock: the session's trainer's, or what the admin was told last. It is the
     /// policy's.
     pub(super) fn version_now(&self, inner: &Inner, session: &Session) -> Option<String> {

@@ -12,6 +12,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -57,6 +58,35 @@ pub enum ListenError {
 /// # Errors
 /// [`ListenError`] says what is in the way.
 pub async fn listen(host: &str, port: u16, has_client_token: bool) -> Result<TcpListener, ListenError> {
+    bound(host, port, has_client_token, false).await
+}
+
+/// Listens on each of these addresses, at one port.
+///
+/// # Errors
+/// [`ListenError`] names the address and says what is in the way.
+pub async fn listen_on(
+    hosts: &[String],
+    port: u16,
+    has_client_token: bool,
+) -> Result<Vec<TcpListener>, ListenError> {
+    let mut listeners: Vec<TcpListener> = Vec::new();
+    for host in hosts {
+        // Where the system chooses, it does so once.
+        let chosen = listeners.first().and_then(|first| first.local_addr().ok());
+        let port = chosen.map_or(port, |address| address.port());
+        listeners.push(bound(host, port, has_client_token, hosts.len() > 1).await?);
+    }
+    Ok(listeners)
+}
+
+/// `is_one_of_several`: an unspecified IPv6 address does not stand for those of IPv4 too.
+async fn bound(
+    host: &str,
+    port: u16,
+    has_client_token: bool,
+    is_one_of_several: bool,
+) -> Result<TcpListener, ListenError> {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let found = tokio::net::lookup_host((bare, port)).await;
     let address = found.map_err(|cause| ListenError::Host { host: host.to_owned(), cause })?.next();
@@ -70,6 +100,9 @@ pub async fn listen(host: &str, port: u16, has_client_token: bool) -> Result<Tcp
     let open = || -> std::io::Result<TcpListener> {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         socket.set_reuseaddr(true)?;
+        if is_one_of_several && address.is_ipv6() {
+            SockRef::from(&socket).set_only_v6(true)?;
+        }
         socket.bind(address)?;
         socket.listen(BACKLOG)
     };
@@ -80,6 +113,7 @@ pub async fn listen(host: &str, port: u16, has_client_token: bool) -> Result<Tcp
 }
 
 /// What connections are answered by.
+#[derive(Clone)]
 pub(super) struct Routers {
     pub(super) usual: Router,
     /// Where there is no room for one more.

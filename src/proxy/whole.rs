@@ -282,6 +282,9 @@ async fn settle(
     let mut out = text.clone();
     let (call_status, error) = if status.is_success() && !is_compressed {
         let read = recorder.body(&text);
+        if recorder.response().is_some_and(|response| response.is_response()) {
+            route.wrote_response(&inner.options, &recorder.request.model);
+        }
         // An upstream's error may quote the key that it was sent.
         let has_error = recorder.reply().error.is_some();
         let text = if has_error { upstream.without_key(text) } else { text };
@@ -343,8 +346,8 @@ async fn settle(
     if call_status == CallStatus::Ok {
         attendance.present().await;
     }
-    if is_kept {
-        face.keep(&inner.responses);
+    if is_kept || call_status == CallStatus::Ok {
+        face.keep(&inner.responses, &attendance.session, recorder.reply());
     }
     inner.measures.added_to_reply.record(read_at.elapsed());
     match broken {

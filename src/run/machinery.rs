@@ -11,7 +11,7 @@ use super::policy::ServedPolicy;
 use crate::capture::{self, Writer, WriterOptions};
 use crate::config::{self, AgentOom, Config, HarnessType, SandboxBackend};
 use crate::harness::{CommandLine, Harness, Mini};
-use crate::proxy::{LocalTokenizers, Mode, Proxy, ProxyOptions, RouteOptions};
+use crate::proxy::{self, LocalTokenizers, Mode, Proxy, ProxyOptions, RouteOptions};
 use crate::rollout::{TrialEnv, TrialOptions};
 use crate::sandbox::{self, Backend, Choice, Limits};
 use crate::task::{Dataset, TaskStore, Verifier, VerifierOptions};
@@ -54,6 +54,11 @@ impl Machinery {
         allow_weak: bool,
     ) -> Result<Self, RunError> {
         let backend = backend(config, &places, allow_weak).await?;
+        // After the backend, whose programs have the limit that this process began with.
+        let open_files = proxy::raise_open_files();
+        if let Some(warning) = proxy::too_few_files(open_files, config.sandbox.max_concurrent) {
+            tracing::warn!("{warning}");
+        }
         let ServedPolicy { upstream, model_name, version } = policy;
         let upstream = Arc::new(upstream);
         let routes = RouteOptions::from_config(config, Some(&upstream), &BTreeMap::new(), tokenizers)?;
@@ -66,6 +71,7 @@ impl Machinery {
         report_recovery(&writer);
         let mode = Mode::Trainer { policy_model: model_name.clone() };
         let mut options = ProxyOptions::from_config(&config.proxy, mode, None);
+        options.open_files = open_files;
         options.spill = Some(crate::capture::Spill::in_folder(&places.captures));
         options.local_tokenizer = tokenizers.of_proxy(config);
         let proxy = Proxy::with_routes(options, Arc::clone(&writer) as _, Some(upstream), routes);

@@ -10,7 +10,7 @@ use tower::ServiceExt;
 
 use super::body::UpstreamBody;
 use super::capabilities::Capabilities;
-use super::environment::{self, is_set, proxy_variable};
+use super::environment;
 use super::headers::{forward_request_headers, without_key_parameters};
 use super::key::{self, ApiKey};
 use super::native::{Native, Silence};
@@ -122,8 +122,16 @@ pub struct Upstream {
 
 #[derive(Debug)]
 enum Transport {
-    Http { base: BaseUrl, pool: Pool },
-    Reqwest { base: BaseUrl, client: reqwest::Client },
+    Http {
+        base: BaseUrl,
+        pool: Pool,
+    },
+    Reqwest {
+        base: BaseUrl,
+        client: reqwest::Client,
+        /// The variable that names the proxy that is used.
+        proxy: Option<&'static str>,
+    },
     InProcess(Router),
 }
 
@@ -156,10 +164,7 @@ impl Upstream {
         let base = BaseUrl::parse(base_url)?;
         let key = key.map(|key| ApiKey::new(kind, key)).transpose()?;
         let authorities = authorities.map(certificates).transpose()?.unwrap_or_default();
-        let proxy = proxy_variable(&base, is_set);
-        if let Some(variable) = proxy {
-            environment::check(variable)?;
-        }
+        let proxy = environment::proxy_for(&base, environment::variable)?;
         let transport = if base.is_https() || proxy.is_some() {
             // A provider may have been installed already: any will do.
             let _ = rustls::crypto::ring::default_provider().install_default();
@@ -167,12 +172,15 @@ impl Upstream {
                 .tcp_nodelay(true)
                 .connect_timeout(timeouts.connect)
                 .redirect(reqwest::redirect::Policy::none())
-                .tls_certs_merge(authorities);
-            if base.is_loopback() {
-                builder = builder.no_proxy();
+                .tls_certs_merge(authorities)
+                // It would read the environment again, and otherwise.
+                .no_proxy();
+            let variable = proxy.as_ref().map(|found| found.variable);
+            if let Some(found) = proxy {
+                builder = builder.proxy(found.proxy);
             }
             let client = builder.build().map_err(|error| UpstreamError::Tls(chain(&error)))?;
-            Transport::Reqwest { base, client }
+            Transport::Reqwest { base, client, proxy: variable }
         } else {
             let (host, port) = base.host_port();
             let pool = Pool::new(host, port, timeouts.connect);
@@ -284,10 +292,10 @@ impl Upstream {
     pub fn place(&self) -> String {
         match &self.transport {
             Transport::Http { base, .. } => format!("{base} directly"),
-            Transport::Reqwest { base, .. } => match proxy_variable(base, is_set) {
-                Some(name) => format!("{base} through the proxy of {name}, unless NO_PROXY names the host"),
-                None => format!("{base} directly"),
-            },
+            Transport::Reqwest { base, proxy: Some(name), .. } => {
+                format!("{base} through the proxy of {name}")
+            }
+            Transport::Reqwest { base, .. } => format!("{base} directly"),
             Transport::InProcess(_) => self.name(),
         }
     }
@@ -370,7 +378,7 @@ impl Upstream {
                 let body = UpstreamBody::pooled(body);
                 Ok(UpstreamReply { status: head.status, headers: head.headers, body })
             }
-            Transport::Reqwest { base, client } => {
+            Transport::Reqwest { base, client, .. } => {
                 let uri = base.join(route, query.as_deref()).map_err(|error| broken(error.to_string()))?;
                 let request = client.request(method, uri.to_string()).headers(headers).body(body);
                 let response = request.send().await.map_err(|error| {

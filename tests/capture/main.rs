@@ -8,4 +8,5 @@ mod python;
 mod cli;
 mod crash;
 mod foreign_readers;
+mod rows;
 mod store;

@@ -90,7 +90,39 @@ async fn g01_the_environments_proxies_never_get_what_is_for_this_machine() {
         assert_eq!(response.status(), 418, "{upstream}");
         assert!(String::from_utf8_lossy(&whole(response).await).contains("PROXY-HIT"));
         assert_eq!(hits.load(Ordering::SeqCst), number + 1);
-        assert!(process.log().contains("through the proxy of HTTP_PROXY"), "{}", process.log());
+        assert!(process.log().contains("through the proxy of http_proxy"), "{}", process.log());
+    }
+}
+
+#[tokio::test]
+async fn g01_the_environments_proxies_are_read_as_curl_reads_them() {
+    let (proxy, hits) = poison().await;
+    let (used, other) = (format!("http://{proxy}"), "http://proxy.invalid:1");
+    let cgi = ("REQUEST_METHOD", "POST");
+    for (variables, variable) in [
+        (vec![("HTTP_PROXY", other), ("http_proxy", &used)], Some("http_proxy")),
+        (vec![("HTTP_PROXY", other), ("http_proxy", "")], None),
+        (vec![("HTTP_PROXY", ""), ("http_proxy", &used)], Some("http_proxy")),
+        (vec![("HTTP_PROXY", &used), ("all_proxy", other), ("https_proxy", other)], Some("HTTP_PROXY")),
+        (vec![cgi, ("HTTP_PROXY", other)], None),
+        (vec![cgi, ("HTTP_PROXY", other), ("ALL_PROXY", &used)], Some("ALL_PROXY")),
+        (vec![("http_proxy", other), ("NO_PROXY", "a.example, engine.invalid")], None),
+        (vec![("http_proxy", &used), ("no_proxy", "a.example"), ("NO_PROXY", "*")], Some("http_proxy")),
+    ] {
+        let before = hits.load(Ordering::SeqCst);
+        let process = Process::start("http://engine.invalid:8000", &json!({}), &variables).await;
+        let way = match variable {
+            Some(variable) => format!("engine.invalid:8000/v1 through the proxy of {variable}"),
+            None => "engine.invalid:8000/v1 directly".to_owned(),
+        };
+        assert!(process.log().contains(&way), "{variables:?}: {}", process.log());
+        let response = post(&process.url("chat/completions"), &request(false)).await;
+        let (status, hit) = if variable.is_some() { (418, 1) } else { (502, 0) };
+        assert_eq!(
+            (response.status().as_u16(), hits.load(Ordering::SeqCst) - before),
+            (status, hit),
+            "{variables:?}"
+        );
     }
 }
 

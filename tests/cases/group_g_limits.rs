@@ -138,6 +138,42 @@ async fn g03_a_long_body_without_room_gets_429_and_a_record_and_short_ones_pass(
     assert_eq!(setup.mock.asked().len(), 3);
 }
 
+/// A body whose length nobody tells takes room as it grows, and no more.
+#[tokio::test]
+async fn g03_a_chunked_body_has_as_much_room_as_it_is_long() {
+    let mut options = ProxyOptions::stand_alone();
+    (options.max_body_bytes, options.large_bodies_bytes) = (8 * MIB, 8 * MIB);
+    options.admission_wait = Duration::ZERO;
+    let script = stream(vec![text("a"), Part::Gate, finish("stop"), done()]);
+    let setup = Setup::with(options, UpstreamKind::Vllm, script).await;
+    let chunked = async |bytes: usize| {
+        let text = sized(true, bytes).to_string().into_bytes();
+        let pieces: Vec<_> =
+            text.chunks(100_000).map(|piece| Ok::<_, std::io::Error>(piece.to_vec())).collect();
+        let body = reqwest::Body::wrap_stream(futures_util::stream::iter(pieces));
+        let request = client().post(setup.url()).header("content-type", "application/json").body(body);
+        request.send().await.expect("an answer")
+    };
+    let first = chunked(2 * MIB).await;
+    let second = chunked(3 * MIB).await;
+    assert_eq!((first.status().as_u16(), second.status().as_u16()), (200, 200));
+    // They are in memory as long as they run.
+    let refused = chunked(4 * MIB).await;
+    assert_eq!(refused.status(), 429);
+    assert!(String::from_utf8_lossy(&whole(refused).await).contains("proxy.large_bodies_bytes"));
+    assert_eq!(chunked(9 * MIB).await.status(), 413);
+    let third = chunked(2 * MIB).await;
+    assert_eq!(third.status(), 200);
+    setup.mock.open_gate();
+    for reply in [first, second, third] {
+        whole(reply).await;
+    }
+    let calls = setup.sink.calls(5).await;
+    let mut told: Vec<_> = calls.iter().map(|call| call.http_status).collect();
+    told.sort_unstable();
+    assert_eq!(told, [200, 200, 200, 413, 429]);
+}
+
 /// Case A15 asks for less than four times the event, which is not reached: a record is made of the event, its text and the
 /// reply as JSON side by side.
 #[tokio::test]

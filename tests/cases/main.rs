@@ -18,6 +18,7 @@ mod group_c_routing;
 mod group_c_turns;
 mod group_g;
 mod group_g_limits;
+mod group_g_listen;
 mod group_g_wire;
 mod process;
 mod support;

@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::setup::PATIENCE;
 
-pub const PROXY_VARIABLES: [&str; 8] = [
+pub const PROXY_VARIABLES: [&str; 9] = [
     "HTTP_PROXY",
     "http_proxy",
     "HTTPS_PROXY",
@@ -26,6 +26,7 @@ pub const PROXY_VARIABLES: [&str; 8] = [
     "all_proxy",
     "NO_PROXY",
     "no_proxy",
+    "REQUEST_METHOD",
 ];
 
 /// A running process.

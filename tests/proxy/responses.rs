@@ -1,5 +1,7 @@
 //! Clients of Responses in front of an upstream that speaks it itself, and of one that may.
 
+mod auto;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

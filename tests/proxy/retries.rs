@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use lego::config::UpstreamResponses;
 use lego::proxy::ProxyOptions;
-use lego::record::CallStatus;
-use serde_json::Value;
+use lego::record::{CallStatus, UpstreamKind};
+use lego::upstream::Upstream;
+use serde_json::{Value, json};
 
-use crate::mock::{Part, Script};
-use crate::setup::{Setup, broken, post, request, spec, text};
+use crate::mock::{Mock, Part, Script};
+use crate::setup::{Setup, broken, post, request, spec, text, timeouts};
 
 const BUSY: (u16, &str, Vec<(&str, &str)>) = (503, "busy", Vec::new());
 
@@ -35,6 +37,61 @@ async fn a_failure_that_passes_is_not_the_clients_and_each_attempt_is_a_record()
         let seeds: Vec<Value> = setup.mock.asked().iter().map(|asked| asked.json()["seed"].clone()).collect();
         assert!(seeds.iter().all(|seed| *seed == seeds[0]), "{seeds:?}");
         assert_eq!(session.close().await.upstream_failures, [] as [String; 0]);
+    }
+}
+
+/// What an upstream has no words for is none of its failures: as many retries are left.
+#[tokio::test]
+async fn asking_in_other_words_takes_none_of_the_retries() {
+    let soon = || (503, "{}", vec![("retry-after-ms", "1")]);
+    for stream in [false, true] {
+        // Whatever the order: it does not know two additions, which it names one at a time.
+        for first_errors in [vec![soon(), soon()], Vec::new()] {
+            let fails_first = !first_errors.is_empty();
+            let script = Script {
+                unknown: &["return_token_ids", "stream_options"],
+                names_one: true,
+                first_errors,
+                gives_ids: false,
+                ..Script::default()
+            };
+            let setup = Setup::retrying(ProxyOptions::stand_alone(), script).await;
+            let response = setup.post(&request(stream)).await;
+            assert_eq!(response.status(), 200);
+            text(response).await;
+            let refused = if stream { 2 } else { 1 };
+            let failed = if fails_first { 2 } else { 0 };
+            let calls = setup.sink.calls(failed + refused + 1).await;
+            let seen: Vec<_> = calls.iter().map(|call| (call.attempt, call.http_status)).collect();
+            let told = [vec![503; failed], vec![400; refused], vec![200]].concat();
+            assert_eq!(seen, (1..).zip(told).collect::<Vec<_>>());
+        }
+        // A refusal, and then as many failures as there are retries.
+        let refusal = (400, r#"{"error":{"message":"unknown: return_token_ids"}}"#, vec![]);
+        for (failures, status) in [(2, 200), (3, 503)] {
+            let mut first_errors = vec![refusal.clone()];
+            first_errors.resize_with(1 + failures, soon);
+            let script = Script { first_errors, gives_ids: false, ..Script::default() };
+            let setup = Setup::retrying(ProxyOptions::stand_alone(), script).await;
+            let response = setup.post(&request(stream)).await;
+            assert_eq!(response.status(), status);
+            text(response).await;
+            assert_eq!(setup.sink.calls(4).await.last().map(|call| call.http_status), Some(status));
+        }
+        // The route that it does not have, neither.
+        let script = Script { first_errors: vec![soon(), soon()], ..Script::default() };
+        let mock = Mock::start(script).await;
+        let upstream = Upstream::http(&mock.url(), UpstreamKind::Openai, None, timeouts()).expect("upstream");
+        let upstream = upstream.with_responses(UpstreamResponses::Auto);
+        let mut options = ProxyOptions::stand_alone();
+        options.probes_upstream = false;
+        let setup = Setup::as_told(upstream, options, mock).await;
+        let url = format!("http://{}/v1/responses", setup.address);
+        let response = post(&url, &json!({"model": "m", "stream": stream, "input": "hi"})).await;
+        assert_eq!(response.status(), 200);
+        text(response).await;
+        let calls = setup.sink.calls(4).await;
+        assert_eq!(calls.iter().map(|call| call.http_status).collect::<Vec<_>>(), [404, 503, 503, 200]);
     }
 }
 

@@ -154,3 +154,25 @@ async fn a_stopped_init_is_a_lost_sandbox() {
     wait_until("it is gone", || processes_with(&number).is_empty());
     sandbox.stop().await.unwrap();
 }
+
+/// A raised limit is for lego's own files: programs that walk through all possible ones would take long.
+#[tokio::test]
+async fn programs_have_the_limit_of_open_files_that_lego_began_with_whatever_nursery_starts_them() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let (before, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    let soft = before.min(hard - 1);
+    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+    let backend = backend().await;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
+    let number = format!("97{}", std::process::id());
+    for _ in 0..2 {
+        let mut sandbox = backend.create(Spec::default()).await.unwrap();
+        let exit = sandbox.exec(shell("ulimit -Sn; ulimit -Hn")).await.unwrap();
+        assert_eq!(out(&exit), format!("{soft}\n{hard}"));
+        sandbox.exec(shell(&format!("sleep {number} &"))).await.unwrap();
+        wait_until("it runs", || processes_with(&number).len() == 1);
+        // The next sandbox has a new one.
+        kill(parent_of(parent_of(parent_of(processes_with(&number)[0]))));
+        sandbox.stop().await.unwrap();
+    }
+}

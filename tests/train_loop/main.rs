@@ -14,6 +14,7 @@ use tempfile::TempDir;
 
 mod diverged;
 mod evaluation;
+mod files;
 mod full_disk;
 
 /// Columns that must be equal between two runs of one seed, to the bit.

@@ -25,6 +25,8 @@ pub struct Assembler {
     head: Option<Box<str>>,
     /// Of the last event that had one.
     sequence_number: Option<u64>,
+    /// Something came that only a server of this protocol writes.
+    is_response: bool,
     is_over: bool,
 }
 
@@ -43,6 +45,12 @@ impl Assembler {
     #[must_use]
     pub const fn reply(&self) -> &Reply {
         &self.reply
+    }
+
+    /// True if it is a response, or events of one: other servers answer with pages, or in another protocol.
+    #[must_use]
+    pub const fn is_response(&self) -> bool {
+        self.is_response
     }
 
     /// The reply.
@@ -97,6 +105,7 @@ impl Assembler {
         let mut done = Assembled::default();
         let kind = event.kind.as_deref().unwrap_or(name);
         let index = event.output_index.unwrap_or(0);
+        self.is_response |= kind.starts_with("response.");
         match kind {
             "response.created" | "response.queued" | "response.in_progress" => {
                 if let Some(raw) = event.response {
@@ -187,6 +196,7 @@ impl Assembler {
     fn add_body(&mut self, response: &ResponseView<'_>) -> Result<Assembled, serde_json::Error> {
         let mut done = Assembled::default();
         let status = response.status.as_deref().unwrap_or_default();
+        self.is_response |= response.output.is_some();
         if response.error.is_some()
             || matches!(status, "failed" | "cancelled")
             || response.kind.as_deref() == Some("error")

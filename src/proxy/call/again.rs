@@ -1,8 +1,6 @@
 //! Whether a call is sent upstream again, and the record of the attempt before.
 
-use std::time::Duration;
-
-use super::{Attempt, Call};
+use super::{Again, Attempt, Call};
 use crate::proxy::face::Face;
 use crate::proxy::recorder::Recorder;
 use crate::proxy::{retry, whole};
@@ -13,31 +11,30 @@ use crate::upstream::{self, Additions, UpstreamError, UpstreamReply};
 const MAX_SAID: usize = 64 << 10;
 
 impl Call {
-    /// The pause before another try, and what lego adds to that one.
+    /// How the call is tried once more, if at all.
     pub(super) async fn again(
         &self,
         attempt: &Attempt,
         face: &mut Face,
         recorder: &Recorder,
         first: &mut Result<UpstreamReply, UpstreamError>,
-    ) -> Option<(Duration, Additions)> {
+    ) -> Option<Again> {
         if self.is_without_native(face, first) {
-            return Some((Duration::ZERO, attempt.additions));
+            return Some(Again::With(attempt.additions));
         }
         let (status, headers) = match first {
             Ok(reply) if reply.status.is_success() => return None,
             Ok(reply) => {
                 if let Some(fewer) = self.after_refusal(attempt, face, recorder, reply).await {
-                    return Some((Duration::ZERO, fewer));
+                    return Some(Again::With(fewer));
                 }
                 (Some(reply.status.as_u16()), Some(&reply.headers))
             }
             Err(error) if !error.may_pass() => return None,
             Err(_) => (None, None),
         };
-        let next = attempt.number.saturating_add(1);
-        let pause = retry::pause(self.route.retries, next, status, headers, recorder.call_id)?;
-        Some((pause, attempt.additions))
+        let pause = retry::pause(self.route.retries, attempt.retries, status, headers, recorder.call_id)?;
+        Some(Again::After(pause))
     }
 
     /// What to add to the next try where the upstream refused what was added to this one: the client still gets its

@@ -36,7 +36,7 @@ impl Call {
         first: &Result<UpstreamReply, UpstreamError>,
     ) -> Result<Additions, ApiError> {
         let translated = face::of_responses_after_all(&self.inner, &self.route, &self.body);
-        let (request, writer) = translated.map_err(|error| {
+        let (request, writer, retold) = translated.map_err(|error| {
             let status = first.as_ref().map_or(404, |reply| reply.status.as_u16());
             let message = format!(
                 "{} (the upstream at {} answered {status} to POST /v1/responses, so it was to be asked by \
@@ -49,24 +49,21 @@ impl Call {
         self.request = request;
         face.upstream_api = ClientApi::OpenaiChat;
         face.writer = Some(writer);
-        // Who came back would have been read as asking in Responses.
-        self.attendance.close();
+        // For a client that left meanwhile and comes back.
+        self.attendance.set_retold(retold);
         Ok(self.begins_with(face))
     }
 
-    /// Remembers what an upstream showed that answered.
+    /// Remembers of an upstream that answered in chat's words that it was asked so only because it did not know the others.
+    /// That it knows them shows no head, but what it writes.
     pub(super) fn learn_of_responses(&self, face: &Face, first: &Result<UpstreamReply, UpstreamError>) {
-        if !first.as_ref().is_ok_and(|reply| reply.status.is_success()) {
-            return;
-        }
-        let (upstream, model) = (&self.route.upstream, self.upstream_model());
-        if face.passes_responses() {
-            upstream.set_has_responses(model, true);
-        } else if face.api == ClientApi::OpenaiResponses
+        let is_success = first.as_ref().is_ok_and(|reply| reply.status.is_success());
+        if is_success
+            && !face.passes_responses()
+            && face.api == ClientApi::OpenaiResponses
             && self.route.passes_responses(&self.inner.options, &self.request.model)
         {
-            // It was asked in chat's words only because it did not know the others.
-            upstream.set_has_responses(model, false);
+            self.route.upstream.set_has_responses(self.upstream_model(), false);
         }
     }
 }

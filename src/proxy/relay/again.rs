@@ -49,7 +49,11 @@ impl Relay {
             return;
         };
         if self.face.upstream_api != face.upstream_api {
-            face.speak_plainly();
+            // The call is asked in other words than were thought of when this client came.
+            match self.recorder.attendance.retold().filter(|_| self.face.writer.is_some()) {
+                Some(retold) => face = retold,
+                None => face.speak_plainly(),
+            }
         }
         self.face = face;
         self.is_ended = false;

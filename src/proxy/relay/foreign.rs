@@ -127,7 +127,7 @@ impl Relay {
         for bytes in self.face.end() {
             self.ready.push(bytes);
         }
-        self.face.keep(&self.inner.responses);
+        self.face.keep(&self.inner.responses, &self.recorder.attendance.session, self.recorder.reply());
     }
 
     /// An event that changes nothing: clients that reset their patience by events stay.

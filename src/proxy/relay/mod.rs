@@ -78,6 +78,8 @@ pub(super) struct Relay {
     is_broken: bool,
     /// What is ready was made of what the upstream sent last.
     is_of_upstream: bool,
+    /// The upstream showed that it writes responses.
+    has_shown: bool,
     measured: OpenStream,
 }
 
@@ -160,6 +162,7 @@ impl Relay {
             is_over: false,
             is_ended: false,
             is_broken: false,
+            has_shown: false,
         }
     }
 
@@ -307,6 +310,7 @@ impl Relay {
                 // What comes after the call was committed is passed on and not recorded any more.
                 if !self.recorder.is_done() {
                     let read = self.recorder.event(&event.name, &data);
+                    self.learn();
                     self.has_terminator |= read.is_end;
                     // With several choices it may be one's alone.
                     if read.fed.has_error && self.recorder.request.n <= 1 {

@@ -9,6 +9,15 @@ use crate::proxy::face;
 use crate::record::CallStatus;
 
 impl Relay {
+    /// Remembers that the upstream writes responses, once it did.
+    pub(super) fn learn(&mut self) {
+        if self.has_shown || !self.recorder.response().is_some_and(|so_far| so_far.is_response()) {
+            return;
+        }
+        self.has_shown = true;
+        self.recorder.route().wrote_response(&self.inner.options, &self.recorder.request.model);
+    }
+
     /// An event that changes nothing. Before the first of the upstream's own there is none in the protocol: clients want
     /// that to be `response.created`.
     pub(super) fn in_progress(&self) -> Bytes {

@@ -66,6 +66,9 @@ struct Shared {
     capabilities: Capabilities,
     started: AtomicU32,
     name: String,
+    /// Open files that this process may have, soft and hard, before it raises the soft limit for itself: programs that
+    /// walk through all possible files would take long within a raised one.
+    files: Option<(u64, u64)>,
 }
 
 impl Embedded {
@@ -90,6 +93,7 @@ impl Embedded {
             capabilities,
             started: AtomicU32::new(0),
             name,
+            files: nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).ok(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -128,6 +132,9 @@ impl Shared {
         if let Some(seconds) = limits.cpu_seconds {
             // SIGXCPU at the soft limit; a SIGKILL at the hard one would look like an OOM kill.
             add(libc::RLIMIT_CPU, seconds, seconds.saturating_add(1));
+        }
+        if let Some((soft, hard)) = self.files {
+            add(libc::RLIMIT_NOFILE, soft, hard);
         }
         if self.cgroups.is_none() {
             if let Some(bytes) = limits.memory_bytes {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use lego::protocol::chat::{Cut, Reply, Unasked, cut, destream};
+use lego::protocol::chat::{Cut, Fed, Reply, Stream, Unasked, cut, destream};
 use lego::protocol::json;
 use serde_json::Value;
 
@@ -15,8 +15,12 @@ pub fn chat_reply(input: &[u8]) {
         feed(&mut reply, input);
         destreamed(input);
     } else {
+        // What compares an event with the one before reads the same.
+        let mut stream = Stream::default();
         for (_, data) in data(input) {
-            feed(&mut reply, &data);
+            let fed = feed(&mut reply, &data);
+            assert_eq!(stream.feed(&data).ok(), fed);
+            assert_eq!(*stream.reply(), reply);
         }
     }
     // Ids beside the choices are another list than the log-probs in them: the verdict compares the two.
@@ -37,9 +41,10 @@ fn has(text: &[u8], part: &[u8]) -> bool {
     text.windows(part.len()).any(|window| window == part)
 }
 
-fn feed(reply: &mut Reply, data: &[u8]) {
+fn feed(reply: &mut Reply, data: &[u8]) -> Option<Fed> {
     let before = reply.clone();
-    match reply.feed(data) {
+    let fed = reply.feed(data);
+    match &fed {
         Err(_) => assert_eq!(*reply, before, "what cannot be read adds nothing"),
         Ok(fed) => {
             assert!(!fed.has_error || reply.error.is_some());
@@ -66,6 +71,7 @@ fn feed(reply: &mut Reply, data: &[u8]) {
     if let Ok(nothing) = cut(data, &Cut::default()) {
         assert!(nothing.edits.is_empty(), "nothing asked, nothing cut");
     }
+    fed.ok()
 }
 
 /// What is cut is gone, all else is as it was, and a second cut finds nothing.

@@ -20,6 +20,8 @@ pub struct Stream {
     used: u32,
 }
 
+/// What is the same in longer events is not kept for each of thousands of streams.
+const LONGEST: usize = 4 << 10;
 /// Molds that are made before one was of use. A stream whose events are all different is not worth more.
 const TRIES: u32 = 8;
 
@@ -74,13 +76,14 @@ pub(super) struct Found<'a> {
 /// An event that was read, and where others like it may differ from it.
 #[derive(Clone)]
 struct Mold {
-    event: Vec<u8>,
+    /// What is the same, one after the other.
+    same: Vec<u8>,
     parts: Vec<Part>,
 }
 
 #[derive(Clone)]
 enum Part {
-    /// These bytes of the event.
+    /// These bytes of what is the same.
     Same(Range<usize>),
     Index,
     Text,
@@ -107,6 +110,7 @@ type Spans = Vec<(Range<usize>, Part)>;
 impl Mold {
     /// `event` was read; `None` if it brought more than tokens and their text.
     fn of(event: &[u8]) -> Option<Self> {
+        let mut making = Making { event, same: Vec::new() };
         let mut spans = Spans::new();
         let mut has_choice = false;
         for member in &json::members(event, 0).ok()? {
@@ -119,14 +123,19 @@ impl Mold {
                         return None;
                     };
                     has_choice = true;
-                    of_choice(event, choice.start, &mut spans)?;
+                    making.of_choice(choice.start, &mut spans)?;
                 }
                 "usage" | "prompt_token_ids" | "metadata" | "sglext" | "input_ids" | "output_ids"
                 | "error" => is_one_of(value, &["null"])?,
                 _ => {}
             }
         }
-        has_choice.then(|| Self { parts: parts(spans, 0..event.len()), event: event.to_vec() })
+        if !has_choice {
+            return None;
+        }
+        let parts = making.parts(spans, 0..event.len());
+        making.same.shrink_to_fit();
+        (making.same.len() <= LONGEST).then_some(Self { same: making.same, parts })
     }
 
     fn read<'a>(&self, event: &'a [u8]) -> Option<Found<'a>> {
@@ -134,7 +143,7 @@ impl Mold {
         let mut found = Found::default();
         for part in &self.parts {
             match part {
-                Part::Same(range) => reading.same(&self.event[range.clone()])?,
+                Part::Same(range) => reading.same(&self.same[range.clone()])?,
                 Part::Index => found.index = reading.integer()?.try_into().ok()?,
                 Part::Text => found.text = reading.string()?,
                 Part::Reasoning => found.reasoning = reading.string()?,
@@ -143,7 +152,7 @@ impl Mold {
                 Part::Arguments => found.arguments = Some(reading.string()?),
                 Part::Ids => found.ids = Some(reading.list(|ids| ids.integer())?),
                 Part::Values => found.values = reading.list(|values| values.logprob())?,
-                Part::Entries(parts) => found.values = reading.list(|list| list.entry(&self.event, parts))?,
+                Part::Entries(parts) => found.values = reading.list(|list| list.entry(&self.same, parts))?,
                 // The first two are within entries.
                 Part::Logprob | Part::Token | Part::Any => reading.any(0)?,
             }
@@ -162,133 +171,153 @@ fn is_one_of(value: &[u8], texts: &[&str]) -> Option<()> {
     texts.iter().any(|text| text.as_bytes() == value).then_some(())
 }
 
-/// Adds what a choice brings.
-fn of_choice(event: &[u8], at: usize, spans: &mut Spans) -> Option<()> {
-    let mut texts = 0;
-    let mut has_ids = false;
-    for member in &json::members(event, at).ok()? {
-        let (value, span) = (member.text(event), member.value.clone());
-        match key(event, member)? {
-            "index" => spans.push((span, Part::Index)),
-            "delta" if value != b"null" => texts += usize::from(of_delta(event, span.start, spans)?),
-            "text" if value != b"null" => {
-                texts += 1;
-                spans.push((span, Part::Text));
-            }
-            "logprobs" if value != b"null" => of_logprobs(event, span.start, spans)?,
-            "token_ids" | "response_token_ids" if value != b"null" => {
-                if std::mem::replace(&mut has_ids, true) {
-                    return None;
+/// A mold in the making.
+struct Making<'a> {
+    event: &'a [u8],
+    same: Vec<u8>,
+}
+
+impl Making<'_> {
+    /// Keeps bytes of the event.
+    fn keep(&mut self, range: Range<usize>) -> Part {
+        let at = self.same.len();
+        self.same.extend_from_slice(&self.event[range]);
+        Part::Same(at..self.same.len())
+    }
+
+    /// Adds what a choice brings.
+    fn of_choice(&mut self, at: usize, spans: &mut Spans) -> Option<()> {
+        let event = self.event;
+        let mut texts = 0;
+        let mut has_ids = false;
+        for member in &json::members(event, at).ok()? {
+            let (value, span) = (member.text(event), member.value.clone());
+            match key(event, member)? {
+                "index" => spans.push((span, Part::Index)),
+                "delta" if value != b"null" => texts += usize::from(self.of_delta(span.start, spans)?),
+                "text" if value != b"null" => {
+                    texts += 1;
+                    spans.push((span, Part::Text));
                 }
-                spans.push((span, Part::Ids));
+                "logprobs" if value != b"null" => self.of_logprobs(span.start, spans)?,
+                "token_ids" | "response_token_ids" if value != b"null" => {
+                    if std::mem::replace(&mut has_ids, true) {
+                        return None;
+                    }
+                    spans.push((span, Part::Ids));
+                }
+                "finish_reason" => is_one_of(value, &["null", "\"\""])?,
+                "message" | "prompt_token_ids" | "weight_versions" | "routed_experts" | "meta_info"
+                | "stop_reason" | "matched_stop" => is_one_of(value, &["null"])?,
+                _ => {}
             }
-            "finish_reason" => is_one_of(value, &["null", "\"\""])?,
-            "message" | "prompt_token_ids" | "weight_versions" | "routed_experts" | "meta_info"
-            | "stop_reason" | "matched_stop" => is_one_of(value, &["null"])?,
-            _ => {}
         }
+        // Two would have an order.
+        (texts <= 1).then_some(())
     }
-    // Two would have an order.
-    (texts <= 1).then_some(())
-}
 
-/// Adds what a delta brings; true if that may be text.
-fn of_delta(event: &[u8], at: usize, spans: &mut Spans) -> Option<bool> {
-    let mut has_text = false;
-    for member in &json::members(event, at).ok()? {
-        let (value, span) = (member.text(event), member.value.clone());
-        match key(event, member)? {
-            "content" if value != b"null" => {
-                has_text = true;
-                spans.push((span, Part::Text));
+    /// Adds what a delta brings; true if that may be text.
+    fn of_delta(&self, at: usize, spans: &mut Spans) -> Option<bool> {
+        let event = self.event;
+        let mut has_text = false;
+        for member in &json::members(event, at).ok()? {
+            let (value, span) = (member.text(event), member.value.clone());
+            match key(event, member)? {
+                "content" if value != b"null" => {
+                    has_text = true;
+                    spans.push((span, Part::Text));
+                }
+                "reasoning" if value != b"null" => spans.push((span, Part::Reasoning)),
+                "reasoning_content" if value != b"null" => spans.push((span, Part::ReasoningContent)),
+                "refusal" => is_one_of(value, &["null", "\"\""])?,
+                "tool_calls" if value != b"null" && value != b"[]" => {
+                    let [fragment] = &json::elements(event, span.start).ok()?[..] else {
+                        return None;
+                    };
+                    self.of_fragment(fragment.start, spans)?;
+                }
+                _ => {}
             }
-            "reasoning" if value != b"null" => spans.push((span, Part::Reasoning)),
-            "reasoning_content" if value != b"null" => spans.push((span, Part::ReasoningContent)),
-            "refusal" => is_one_of(value, &["null", "\"\""])?,
-            "tool_calls" if value != b"null" && value != b"[]" => {
-                let [fragment] = &json::elements(event, span.start).ok()?[..] else {
-                    return None;
-                };
-                of_fragment(event, fragment.start, spans)?;
-            }
-            _ => {}
         }
+        Some(has_text)
     }
-    Some(has_text)
-}
 
-/// Adds what more of a tool call's arguments are.
-fn of_fragment(event: &[u8], at: usize, spans: &mut Spans) -> Option<()> {
-    for member in &json::members(event, at).ok()? {
-        let (value, span) = (member.text(event), member.value.clone());
-        match key(event, member)? {
-            "index" if value != b"null" => spans.push((span, Part::ToolIndex)),
-            "id" => is_one_of(value, &["null"])?,
-            "function" => {
-                for member in &json::members(event, span.start).ok()? {
-                    let value = member.text(event);
-                    match key(event, member)? {
-                        "arguments" if value != b"null" => {
-                            spans.push((member.value.clone(), Part::Arguments));
+    /// Adds what more of a tool call's arguments are.
+    fn of_fragment(&self, at: usize, spans: &mut Spans) -> Option<()> {
+        let event = self.event;
+        for member in &json::members(event, at).ok()? {
+            let (value, span) = (member.text(event), member.value.clone());
+            match key(event, member)? {
+                "index" if value != b"null" => spans.push((span, Part::ToolIndex)),
+                "id" => is_one_of(value, &["null"])?,
+                "function" => {
+                    for member in &json::members(event, span.start).ok()? {
+                        let value = member.text(event);
+                        match key(event, member)? {
+                            "arguments" if value != b"null" => {
+                                spans.push((member.value.clone(), Part::Arguments));
+                            }
+                            "name" => is_one_of(value, &["null", "\"\""])?,
+                            _ => {}
                         }
-                        "name" => is_one_of(value, &["null", "\"\""])?,
-                        _ => {}
                     }
                 }
+                _ => {}
             }
-            _ => {}
         }
+        spans.iter().any(|(_, part)| matches!(part, Part::Arguments)).then_some(())
     }
-    spans.iter().any(|(_, part)| matches!(part, Part::Arguments)).then_some(())
-}
 
-fn of_logprobs(event: &[u8], at: usize, spans: &mut Spans) -> Option<()> {
-    let mut has_values = false;
-    for member in &json::members(event, at).ok()? {
-        let (value, span) = (member.text(event), member.value.clone());
-        let part = match key(event, member)? {
-            "content" if value != b"null" => {
-                let elements = json::elements(event, span.start).ok()?;
-                let first = elements.first()?.clone();
-                Part::Entries(parts(of_entry(event, first.start)?, first))
+    fn of_logprobs(&mut self, at: usize, spans: &mut Spans) -> Option<()> {
+        let event = self.event;
+        let mut has_values = false;
+        for member in &json::members(event, at).ok()? {
+            let (value, span) = (member.text(event), member.value.clone());
+            let part = match key(event, member)? {
+                "content" if value != b"null" => {
+                    let elements = json::elements(event, span.start).ok()?;
+                    let first = elements.first()?.clone();
+                    Part::Entries(self.parts(self.of_entry(first.start)?, first))
+                }
+                "token_logprobs" if value != b"null" => Part::Values,
+                "tokens" | "text_offset" | "top_logprobs" => Part::Any,
+                _ => continue,
+            };
+            if !matches!(part, Part::Any) && std::mem::replace(&mut has_values, true) {
+                return None;
             }
-            "token_logprobs" if value != b"null" => Part::Values,
-            "tokens" | "text_offset" | "top_logprobs" => Part::Any,
-            _ => continue,
-        };
-        if !matches!(part, Part::Any) && std::mem::replace(&mut has_values, true) {
-            return None;
+            spans.push((span, part));
         }
-        spans.push((span, part));
+        Some(())
     }
-    Some(())
-}
 
-fn of_entry(event: &[u8], at: usize) -> Option<Spans> {
-    let mut spans = Spans::new();
-    for member in &json::members(event, at).ok()? {
-        let part = match key(event, member)? {
-            "logprob" => Part::Logprob,
-            "token" => Part::Token,
-            "bytes" | "top_logprobs" => Part::Any,
-            _ => continue,
-        };
-        spans.push((member.value.clone(), part));
+    fn of_entry(&self, at: usize) -> Option<Spans> {
+        let event = self.event;
+        let mut spans = Spans::new();
+        for member in &json::members(event, at).ok()? {
+            let part = match key(event, member)? {
+                "logprob" => Part::Logprob,
+                "token" => Part::Token,
+                "bytes" | "top_logprobs" => Part::Any,
+                _ => continue,
+            };
+            spans.push((member.value.clone(), part));
+        }
+        Some(spans)
     }
-    Some(spans)
-}
 
-/// The parts of `whole`: what is between the spans is the same.
-fn parts(spans: Spans, whole: Range<usize>) -> Vec<Part> {
-    let mut parts = Vec::with_capacity(2 * spans.len() + 1);
-    let mut at = whole.start;
-    for (span, part) in spans {
-        parts.push(Part::Same(at..span.start));
-        parts.push(part);
-        at = span.end;
+    /// The parts of `whole`: what is between the spans is the same.
+    fn parts(&mut self, spans: Spans, whole: Range<usize>) -> Vec<Part> {
+        let mut parts = Vec::with_capacity(2 * spans.len() + 1);
+        let mut at = whole.start;
+        for (span, part) in spans {
+            parts.push(self.keep(at..span.start));
+            parts.push(part);
+            at = span.end;
+        }
+        parts.push(self.keep(at..whole.end));
+        parts
     }
-    parts.push(Part::Same(at..whole.end));
-    parts
 }
 
 /// An event on its way: each method takes what it is called for, or `None` where something else is.
@@ -432,11 +461,11 @@ impl<'a> Reading<'a> {
         Some(few)
     }
 
-    fn entry(&mut self, event: &[u8], parts: &[Part]) -> Option<Option<f32>> {
+    fn entry(&mut self, same: &[u8], parts: &[Part]) -> Option<Option<f32>> {
         let mut value = None;
         for part in parts {
             match part {
-                Part::Same(range) => self.same(&event[range.clone()])?,
+                Part::Same(range) => self.same(&same[range.clone()])?,
                 Part::Logprob => value = self.logprob()?,
                 Part::Token => {
                     if self.quoted()?.starts_with(TOKEN_ID) {

@@ -81,6 +81,11 @@ impl<R: Read> Frames<R> {
         Self { source, salt, at: HEADER_LEN as u64, pending: None }
     }
 
+    /// Offset in the file of what the next step parses.
+    pub(super) const fn at(&self) -> u64 {
+        self.at
+    }
+
     /// The next frame, a damaged stretch, or the end. Frames cost one read each; only damage reads the rest
     /// of the segment into memory.
     pub(super) fn step(&mut self) -> io::Result<Step> {

@@ -10,3 +10,4 @@ mod crash;
 mod foreign_readers;
 mod rows;
 mod store;
+mod verify;

@@ -86,10 +86,13 @@ fn newest<T>(mut all: Vec<T>, limit: Option<usize>) -> (Vec<T>, usize) {
     (all, found)
 }
 
+fn lean() -> Query {
+    Query { without_bodies: true, without_routing: true, ..Query::default() }
+}
+
 fn list_sessions(out: &mut dyn Write, dir: &Path, args: &ListArgs) -> anyhow::Result<()> {
     let mut sessions: BTreeMap<SessionId, Totals> = BTreeMap::new();
-    let mut reader =
-        Reader::open(dir, Query { without_bodies: true, without_routing: true, ..Query::default() })?;
+    let mut reader = Reader::open(dir, Query { filter: args.r#where.filter.clone(), ..lean() })?;
     for call in reader.by_ref() {
         let call = call?;
         if args.kind.is_none_or(|kind| kind == call.kind) {
@@ -153,9 +156,10 @@ fn list_sessions(out: &mut dyn Write, dir: &Path, args: &ListArgs) -> anyhow::Re
 }
 
 fn list_calls(out: &mut dyn Write, dir: &Path, session: &SessionId, args: &ListArgs) -> anyhow::Result<()> {
-    let query = Query { without_bodies: true, without_routing: true, ..Query::session(session.clone()) };
-    let mut calls = load(dir, query)?;
-    anyhow::ensure!(!calls.is_empty(), "no session {session} in {}", dir.display());
+    let filter = args.r#where.filter.clone();
+    let is_filtered = filter.is_some();
+    let mut calls = load(dir, Query { session_id: Some(session.clone()), filter, ..lean() })?;
+    anyhow::ensure!(is_filtered || !calls.is_empty(), "no session {session} in {}", dir.display());
     calls.retain(|call| args.kind.is_none_or(|kind| kind == call.kind));
     let (calls, found) = newest(calls, args.limit);
     if !args.json {

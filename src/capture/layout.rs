@@ -21,6 +21,9 @@ use std::path::{Path, PathBuf};
 use super::error::CaptureError;
 use super::frame::Salt;
 
+/// What the name of a day begins with that is being removed.
+const PRUNED: &str = ".pruned-";
+
 /// Number and salt of a segment: its name, unique for all time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct SegmentName {
@@ -48,6 +51,11 @@ impl SegmentName {
 
     pub(super) fn journal_path(self, dir: &Path) -> PathBuf {
         journal_dir(dir).join(format!("{}.journal", self.stem()))
+    }
+
+    /// Of a part of what is being merged, sorted.
+    pub(super) fn run_path(self, dir: &Path, date: &str, number: usize) -> PathBuf {
+        journal_dir(dir).join(format!("{}-{date}-run{number}.tmp", self.stem()))
     }
 
     pub(super) fn temporary_path(self, dir: &Path, date: &str) -> PathBuf {
@@ -110,6 +118,17 @@ pub(super) fn days(dir: &Path) -> Result<Vec<String>, CaptureError> {
 
 pub(super) fn day_folder(dir: &Path, date: &str) -> PathBuf {
     dir.join(format!("date={date}"))
+}
+
+/// Where a day lies that is being removed.
+pub(super) fn pruned_folder(dir: &Path, date: &str) -> PathBuf {
+    dir.join(format!("{PRUNED}date={date}"))
+}
+
+/// The days whose removal was begun and not ended.
+pub(super) fn half_pruned(dir: &Path) -> Result<Vec<PathBuf>, CaptureError> {
+    let names = file_names(dir)?.into_iter().filter(|name| name.starts_with(PRUNED));
+    Ok(names.map(|name| dir.join(name)).collect())
 }
 
 /// The Parquet files of a day, sorted, each with what its name tells.

@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use arrow::array::{BooleanArray, StringArray};
+use arrow::array::{Array as _, BooleanArray, StringArray};
 use arrow::error::ArrowError;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowPredicate, ArrowPredicateFn, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder, RowFilter,
 };
-use parquet::file::metadata::ParquetMetaData;
+use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use parquet::file::statistics::Statistics;
 
 use super::error::CaptureError;
@@ -177,12 +177,42 @@ impl Group for RowGroup<'_> {
 /// The files, without their ending, whose calls are all in this one. None where that cannot be read: then it is no
 /// file of ours, or its calls cannot be read either.
 pub(super) fn replaces(path: &Path) -> Vec<String> {
-    let builder = File::open(path).ok().and_then(|file| ParquetRecordBatchReaderBuilder::try_new(file).ok());
-    let Some(builder) = builder else {
+    let Ok(metadata) = metadata(path) else {
         return vec![];
     };
-    let names = key_value(builder.metadata(), columns::REPLACES_KEY).unwrap_or_default();
+    let names = key_value(&metadata, columns::REPLACES_KEY).unwrap_or_default();
     names.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+/// A file's footer; the error says why there is none.
+pub(super) fn metadata(path: &Path) -> Result<ParquetMetaData, String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    ParquetMetaDataReader::new().parse_and_finish(&file).map_err(|error| error.to_string())
+}
+
+/// Tells of each row of a file the id of its call, and that of the call whose rows of routing it goes on from; and
+/// whether it has routing.
+///
+/// # Errors
+/// Why the file cannot be read.
+pub(super) fn bases(path: &Path, tell: &mut dyn FnMut(&str, Option<&str>, bool)) -> Result<(), String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| error.to_string())?;
+    check_version(builder.metadata())?;
+    let names = ["call_id", "routing_base_call_id", "routing_rows"];
+    let mask = ProjectionMask::columns(builder.parquet_schema(), names);
+    let batches = builder.with_projection(mask).build().map_err(|error| error.to_string())?;
+    for batch in batches {
+        let batch = batch.map_err(|error| error.to_string())?;
+        let texts = |name: &str| batch.column_by_name(name)?.as_any().downcast_ref::<StringArray>().cloned();
+        let ids = texts("call_id").ok_or("column call_id is no text")?;
+        let (bases, rows) = (texts("routing_base_call_id"), batch.column_by_name("routing_rows"));
+        for row in 0..batch.num_rows() {
+            let base = bases.as_ref().filter(|bases| bases.is_valid(row)).map(|bases| bases.value(row));
+            tell(ids.value(row), base, rows.is_some_and(|rows| rows.is_valid(row)));
+        }
+    }
+    Ok(())
 }
 
 /// What a file's metadata has under a key.

@@ -219,7 +219,7 @@ async fn a_flipped_bit_anywhere_in_a_parquet_file_is_found() {
         .expect("a checksum")
         .trim_start_matches(|c: char| !c.is_ascii_digit());
     let summed: usize = sum.split(':').next().expect("bytes").parse().expect("a number");
-    assert!(summed > whole.len() / 2, "{summed} of {}", whole.len());
+    assert!(summed > 4 << 10, "{summed} of {}", whole.len());
     for at in (0..summed).step_by(summed / 12).chain([summed - 1]) {
         let mut damaged = whole.clone();
         damaged[at] ^= 0x10;

@@ -192,6 +192,18 @@ impl Filter {
         self.root.of(call) == Some(true)
     }
 
+    /// Whether it looks at bodies.
+    #[must_use]
+    pub fn uses_bodies(&self) -> bool {
+        self.uses(&super::columns::BODIES)
+    }
+
+    /// Whether it looks at expert routing.
+    #[must_use]
+    pub fn uses_routing(&self) -> bool {
+        self.uses(&super::columns::ROUTINGS)
+    }
+
     /// Whether it looks at one of these columns of the files.
     pub(super) fn uses(&self, of: &[&str]) -> bool {
         self.root.any_test(&mut |test| of.contains(&test.column.stored))

@@ -179,9 +179,8 @@ impl Cross {
 
     /// Reads all records again.
     pub(super) fn read(&mut self, dir: &Path, filter: Option<&Filter>) -> Result<(), CaptureError> {
-        let bodies = crate::capture::columns::BODIES;
-        let without_bodies = !filter.is_some_and(|filter| filter.uses(&bodies));
-        let without_routing = !filter.is_some_and(|filter| filter.uses(&crate::capture::columns::ROUTINGS));
+        let without_bodies = !filter.is_some_and(Filter::uses_bodies);
+        let without_routing = !filter.is_some_and(Filter::uses_routing);
         let query = Query { without_bodies, without_routing, ..Query::default() };
         // Whatever cannot be read was told in the first pass.
         for call in Reader::open_stored(dir, query)?.flatten() {

@@ -1,7 +1,11 @@
 //! `lego capture`: look into a capture folder.
 
+mod compact;
+mod ledger;
 mod list;
+mod prune;
 mod show;
+mod tail;
 mod turns;
 mod verify;
 
@@ -29,8 +33,16 @@ enum Command {
     Ls(ListArgs),
     /// Show a session's conversation, or one call.
     Show(ShowArgs),
+    /// List the newest calls, and with -f those that follow, as they are captured.
+    Tail(tail::Args),
     /// Check every file and every record; what is wrong is listed, and the exit code is 1.
     Verify(verify::Args),
+    /// Where every sampled token went; if that does not add up, the calls are listed, and the exit code is 1.
+    Ledger(ledger::Args),
+    /// Remove old days whole; those that calls which stay go on from are kept.
+    Prune(prune::Args),
+    /// Make Parquet of what a writer that died left in the journal, and merge small files of each day.
+    Compact(compact::Args),
 }
 
 /// The folder that a command works on.
@@ -117,7 +129,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let shown = match &args.command {
         Command::Ls(args) => list::list(&mut out, args),
         Command::Show(args) => show::show(&mut out, args),
+        Command::Tail(args) => tail::run(&mut out, args),
         Command::Verify(args) => verify::run(&mut out, args),
+        Command::Ledger(args) => ledger::run(&mut out, args),
+        Command::Prune(args) => prune::run(&mut out, args),
+        Command::Compact(args) => compact::run(&mut out, args),
     };
     let shown = shown.and_then(|()| Ok(out.flush()?));
     match shown {

@@ -30,6 +30,9 @@ pub struct Follow {
     segments: BTreeMap<SegmentName, Followed>,
     /// Names of the Parquet files whose calls were given, or come from a segment.
     known: HashSet<String>,
+    /// Names of files that are there since the last look, of segments that were not seen. They may not all be there yet:
+    /// a segment of two days becomes two files.
+    fresh: HashSet<String>,
     warnings: Vec<String>,
 }
 
@@ -101,10 +104,18 @@ impl Follow {
     /// # Errors
     /// The folder is missing, or a file cannot be read.
     pub fn open(dir: &Path, query: Query, count: usize) -> Result<(Vec<Call>, Self), CaptureError> {
+        // What comes after this list and before the next is in that one, or not known yet.
+        let before = parquet_names(dir)?;
         let Listing { segments, files } = Listing::of(dir, 0)?;
-        let (dir, known) = (dir.to_owned(), HashSet::new());
-        let mut follow = Self { dir, query, segments: BTreeMap::new(), known, warnings: vec![] };
-        follow.known = follow.parquet_names()?.into_keys().collect();
+        let listed = files.iter().filter_map(|file| Some(file.path.file_stem()?.to_str()?.to_owned()));
+        let mut follow = Self {
+            dir: dir.to_owned(),
+            query,
+            segments: BTreeMap::new(),
+            known: before.into_keys().chain(listed).collect(),
+            fresh: HashSet::new(),
+            warnings: vec![],
+        };
         let mut newest = Newest { count, calls: BinaryHeap::new() };
         for open in segments {
             let name = open.name;
@@ -152,7 +163,7 @@ impl Follow {
                 Err(error) => return Err(CaptureError::io("open", &path)(error)),
             }
         }
-        let parquet = self.parquet_names()?;
+        let parquet = parquet_names(&self.dir)?;
         for followed in self.segments.values_mut() {
             followed.read(&self.query, give)?;
         }
@@ -165,12 +176,18 @@ impl Follow {
             }
             stays
         });
-        let is_followed = |stem: &str| {
+        let is_in_journal = |stem: &str| {
             let name = layout::day_file_name(stem);
-            matches!(name, Some(DayFileName::Segment(name)) if self.segments.contains_key(&name))
+            matches!(name, Some(DayFileName::Segment(name)) if there.contains(&name) || self.segments.contains_key(&name))
         };
-        let new = parquet.into_iter().filter(|(stem, _)| !self.known.contains(stem) && !is_followed(stem));
+        let new = parquet.into_iter().filter(|(stem, _)| !self.known.contains(stem) && !is_in_journal(stem));
+        let mut fresh = HashSet::new();
         for (stem, paths) in new.collect::<Vec<_>>() {
+            if !self.fresh.contains(&stem) {
+                fresh.insert(stem);
+                continue;
+            }
+            // Its segment was there before the last look, and is gone now: so all its files are there.
             if stem.starts_with("merged-") {
                 self.check_merged(&paths);
             } else {
@@ -181,19 +198,8 @@ impl Follow {
             }
             self.known.insert(stem);
         }
+        self.fresh = fresh;
         Ok(())
-    }
-
-    /// All Parquet files by name; a segment of two days has two files of one name.
-    fn parquet_names(&self) -> Result<HashMap<String, Vec<PathBuf>>, CaptureError> {
-        let mut names: HashMap<String, Vec<PathBuf>> = HashMap::new();
-        for date in layout::days(&self.dir)? {
-            for (path, _) in layout::day_files(&layout::day_folder(&self.dir, &date))? {
-                let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().to_owned();
-                names.entry(stem).or_default().push(path);
-            }
-        }
-        Ok(names)
     }
 
     fn read_parquet(&mut self, path: &Path, give: &mut dyn FnMut(Call)) -> Result<(), CaptureError> {
@@ -223,6 +229,18 @@ impl Follow {
             }
         }
     }
+}
+
+/// All Parquet files by name; a segment of two days has two files of one name.
+fn parquet_names(dir: &Path) -> Result<HashMap<String, Vec<PathBuf>>, CaptureError> {
+    let mut names: HashMap<String, Vec<PathBuf>> = HashMap::new();
+    for date in layout::days(dir)? {
+        for (path, _) in layout::day_files(&layout::day_folder(dir, &date))? {
+            let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().to_owned();
+            names.entry(stem).or_default().push(path);
+        }
+    }
+    Ok(names)
 }
 
 fn parquet_stem(name: SegmentName) -> String {

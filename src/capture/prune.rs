@@ -165,14 +165,12 @@ impl Work<'_> {
         let (before, needed) = (self.before, &mut self.needed);
         let mut failed = None;
         parquet_calls::bases(file, &mut |_, base, _| match base.map(str::parse::<CallId>) {
-            None => {}
-            Some(Ok(base)) => {
-                // Most go on from calls of their own day, which stays.
-                if made_on(base).is_none_or(|date| date.as_str() <= before) {
-                    needed.insert(base);
-                }
+            // Most go on from calls of their own day, which stays.
+            Some(Ok(base)) if made_on(base).is_none_or(|date| date.as_str() <= before) => {
+                needed.insert(base);
             }
             Some(Err(error)) => failed = Some(format!("column routing_base_call_id: {error}")),
+            _ => {}
         })?;
         failed.map_or(Ok(()), Err)
     }

@@ -78,7 +78,8 @@ async fn small_files_of_a_day_become_one_and_every_call_stays() {
     let wanted = sorted_json(&[calls, more].concat());
     assert_eq!(sorted_json(&read(dir.path(), Query::default())), wanted);
     let mut verify = Command::new(env!("CARGO_BIN_EXE_lego"));
-    assert!(verify.args(["capture", "verify"]).arg(dir.path()).status().expect("lego runs").success());
+    let verified = verify.args(["capture", "verify"]).arg(dir.path()).output().expect("lego runs");
+    assert!(verified.status.success(), "{verified:?}");
 }
 
 #[tokio::test]

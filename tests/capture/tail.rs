@@ -94,12 +94,13 @@ async fn what_is_captured_follows_once_while_segments_become_parquet() {
     let mut tail = Tail::start(dir.path(), &[]);
     assert_eq!(tail.next(), "s0");
     for number in 1..40 {
-        writer.append(vec![numbered(number)]).await.expect("room");
+        // Of two days, and so of two files.
+        writer.append(vec![numbered(number), numbered(number + 86_400)]).await.expect("room");
     }
     writer.close().await;
-    let mut seen: Vec<String> = (1..40).map(|_| tail.next()).collect();
+    let mut seen: Vec<String> = (0..2 * 39).map(|_| tail.next()).collect();
     seen.sort();
-    let mut all: Vec<String> = (1..40).map(|number| format!("s{number}")).collect();
+    let mut all: Vec<String> = (1..40).flat_map(|n| [n, n + 86_400]).map(|n| format!("s{n}")).collect();
     all.sort();
     assert_eq!(seen, all);
 

@@ -275,6 +275,17 @@ async fn damage_and_torn_tails_of_the_journal_are_found_unless_the_writer_is_at_
     damaged[3] ^= 1;
     frames(&damaged);
     assert_eq!(invariants(&findings(copy.path(), &[]).0), ["journal_header"]);
+    // The same of drafts, whose calls are no records.
+    let drafts = copy.path().join("drafts/journal");
+    fs::create_dir_all(&drafts).expect("folder");
+    frames(&whole);
+    for (bytes, invariant) in [(&whole[..whole.len() - 5], "journal_torn_tail"), (&damaged, "journal_header")]
+    {
+        fs::write(drafts.join(name), bytes).expect("written");
+        let (found, verified) = findings(copy.path(), &[]);
+        assert_eq!((invariants(&found), &verified["records"]), (vec![invariant], &3.into()));
+    }
+    fs::remove_dir_all(&drafts).expect("removed");
     fs::rename(journal.join(name), journal.join("00000009-0011223344556677.damaged")).expect("renamed");
     assert_eq!(invariants(&findings(copy.path(), &[]).0), ["journal_set_aside"]);
 

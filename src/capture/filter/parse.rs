@@ -234,11 +234,11 @@ impl Parser {
                 return Err(self.wrong(problem));
             }
         };
-        self.take();
         let is_order = !matches!(comparison, Comparison::Equal | Comparison::NotEqual);
         if is_order && matches!(column.kind, Kind::Bool | Kind::Name(_)) {
             return Err(self.wrong(format!("{} has no order: compare it by = or !=", column.name)));
         }
+        self.take();
         let value = self.literal(column)?;
         Ok(test(Op::Compare(comparison, value)))
     }

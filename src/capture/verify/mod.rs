@@ -29,7 +29,7 @@ use super::parquet_calls::{self, RowGroup};
 use super::reader::Reader;
 use super::rows::Joiner;
 use super::summed::{self, Sum};
-use super::{decode, lock, payload};
+use super::{decode, drafts, lock, payload};
 use crate::record::{Call, CallId, SessionId};
 
 /// Something that should not be.
@@ -93,8 +93,10 @@ pub trait Watch {
 /// # Errors
 /// The folder is missing, or a file cannot be read at all. Whatever is wrong inside a file is a finding.
 pub fn verify(dir: &Path, filter: Option<&Filter>, watch: &mut dyn Watch) -> Result<Verified, CaptureError> {
+    // One that began or ended in between had a hand in what is listed.
     let writer = lock::writer(dir)?;
     let Listing { segments, files } = Listing::of(dir, 0)?;
+    let writer = writer.map_or_else(|| lock::writer(dir), |pid| Ok(Some(pid)))?;
     let size = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.len());
     let all = segments.iter().map(|open| size(&open.path)).sum::<u64>()
         + files.iter().map(|file| size(&file.path)).sum::<u64>();
@@ -109,8 +111,16 @@ pub fn verify(dir: &Path, filter: Option<&Filter>, watch: &mut dyn Watch) -> Res
     for open in segments {
         let bytes = size(&open.path);
         let is_active = active == Some(open.name);
-        work.segment(open, is_active)?;
+        work.segment(open, is_active, false)?;
         work.done(bytes);
+    }
+    // What is known of calls that run, or that a writer left which died.
+    for name in layout::segments(&drafts::folder(dir))? {
+        let path = name.journal_path(&drafts::folder(dir));
+        if let Ok(file) = File::open(&path) {
+            let is_active = work.verified.writer.is_some();
+            work.segment(OpenSegment { name, path, file }, is_active, true)?;
+        }
     }
     for path in layout::damaged(dir)? {
         let found =
@@ -239,11 +249,12 @@ impl Work<'_> {
         Ok(None)
     }
 
-    fn segment(&mut self, open: OpenSegment, is_active: bool) -> Result<(), CaptureError> {
+    /// Drafts only have to be readable: their calls have records, or will.
+    fn segment(&mut self, open: OpenSegment, is_active: bool, is_draft: bool) -> Result<(), CaptureError> {
         if self.is_stopped {
             return Ok(());
         }
-        self.verified.segments += 1;
+        self.verified.segments += u64::from(!is_draft);
         let OpenSegment { path, mut file, .. } = open;
         let mut head = Vec::new();
         let read = file.by_ref().take(HEADER_LEN as u64).read_to_end(&mut head);
@@ -269,7 +280,7 @@ impl Work<'_> {
             match frames.step().map_err(CaptureError::io("read", &path))? {
                 Step::Frame(bytes) => match payload::decode(&bytes) {
                     Ok(calls) => {
-                        for call in calls {
+                        for call in calls.into_iter().filter(|_| !is_draft) {
                             self.record(call, &path, None)?;
                         }
                     }

@@ -30,8 +30,8 @@ pub struct Follow {
     segments: BTreeMap<SegmentName, Followed>,
     /// Names of the Parquet files whose calls were given, or come from a segment.
     known: HashSet<String>,
-    /// Names of files that are there since the last look, of segments that were not seen. They may not all be there yet:
-    /// a segment of two days becomes two files.
+    /// Names of files that came with the last look, of segments that were not seen. They may not all be there yet: a
+    /// segment of two days becomes two files.
     fresh: HashSet<String>,
     warnings: Vec<String>,
 }
@@ -178,7 +178,7 @@ impl Follow {
         });
         let is_in_journal = |stem: &str| {
             let name = layout::day_file_name(stem);
-            matches!(name, Some(DayFileName::Segment(name)) if there.contains(&name) || self.segments.contains_key(&name))
+            matches!(name, Some(DayFileName::Segment(name)) if there.contains(&name))
         };
         let new = parquet.into_iter().filter(|(stem, _)| !self.known.contains(stem) && !is_in_journal(stem));
         let mut fresh = HashSet::new();

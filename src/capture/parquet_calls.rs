@@ -1,6 +1,7 @@
 //! The calls of one Parquet file. Row groups that cannot hold what is asked for are not read.
 
-use std::collections::VecDeque;
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +11,7 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowPredicate, ArrowPredicateFn, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder, RowFilter,
 };
+use parquet::bloom_filter::Sbbf;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use parquet::file::statistics::Statistics;
 
@@ -90,7 +92,7 @@ fn plan(
 ) -> parquet::errors::Result<ParquetRecordBatchReader> {
     let wanted = predicate(query);
     let groups = (0..builder.metadata().num_row_groups()).filter(|&index| {
-        wanted.as_ref().is_none_or(|wanted| wanted.may_hold(&RowGroup { builder: &builder, index }))
+        wanted.as_ref().is_none_or(|wanted| wanted.may_hold(&RowGroup::new(&builder, index)))
     });
     let groups: Vec<usize> = groups.collect();
     let schema = builder.parquet_schema();
@@ -132,11 +134,17 @@ pub(super) fn batch_rows(metadata: &ParquetMetaData, groups: &[usize]) -> usize 
 
 /// A row group of an open file.
 pub(super) struct RowGroup<'a> {
-    pub(super) builder: &'a ParquetRecordBatchReaderBuilder<File>,
-    pub(super) index: usize,
+    builder: &'a ParquetRecordBatchReaderBuilder<File>,
+    index: usize,
+    /// Bloom filters by column, read once. One that is not there, or cannot be read, rules nothing out.
+    blooms: RefCell<HashMap<usize, Option<Sbbf>>>,
 }
 
-impl RowGroup<'_> {
+impl<'a> RowGroup<'a> {
+    pub(super) fn new(builder: &'a ParquetRecordBatchReaderBuilder<File>, index: usize) -> Self {
+        Self { builder, index, blooms: RefCell::default() }
+    }
+
     fn leaf(&self, column: &str) -> Option<usize> {
         self.builder.parquet_schema().columns().iter().position(|leaf| leaf.path().string() == column)
     }
@@ -167,10 +175,14 @@ impl Group for RowGroup<'_> {
     }
 
     fn may_contain(&self, column: &str, text: &str) -> bool {
-        let bloom =
-            self.leaf(column).map(|leaf| self.builder.get_row_group_column_bloom_filter(self.index, leaf));
-        // A filter that cannot be read rules nothing out.
-        !matches!(bloom, Some(Ok(Some(bloom))) if !bloom.check(text))
+        let Some(leaf) = self.leaf(column) else {
+            return true;
+        };
+        let mut blooms = self.blooms.borrow_mut();
+        let bloom = blooms.entry(leaf).or_insert_with(|| {
+            self.builder.get_row_group_column_bloom_filter(self.index, leaf).ok().flatten()
+        });
+        bloom.as_ref().is_none_or(|bloom| bloom.check(text))
     }
 }
 

@@ -103,15 +103,26 @@ pub fn ledger(
     filter: Option<&Filter>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Ledger, LedgerError> {
-    let mut work =
-        Work { dir, books, by, filter, ledger: Ledger::default(), trials: BTreeMap::new(), done: 0 };
+    within(ROOM, dir, books, by, filter, progress)
+}
+
+fn within(
+    room: usize,
+    dir: &Path,
+    books: Option<&RunBooks>,
+    by: By,
+    filter: Option<&Filter>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Ledger, LedgerError> {
+    let (ledger, trials) = (Ledger::default(), BTreeMap::new());
+    let mut work = Work { room, dir, books, by, filter, ledger, trials, done: 0 };
     let (sessions, calls) = work.first_pass()?;
     let all = sessions.values().map(|size| size.calls).sum();
     progress(0, all);
     match calls {
         Some(calls) => work.book(calls)?,
         None => {
-            for batch in batches(&sessions) {
+            for batch in batches(&sessions, room) {
                 let calls = work.read(Some(Filter::sessions(batch)))?;
                 work.book(calls)?;
                 progress(work.done, all);
@@ -133,12 +144,12 @@ struct Size {
 }
 
 /// Sessions that are in memory together.
-fn batches(sessions: &BTreeMap<SessionId, Size>) -> Vec<Vec<&SessionId>> {
+fn batches(sessions: &BTreeMap<SessionId, Size>, all: usize) -> Vec<Vec<&SessionId>> {
     let (mut batches, mut room) = (vec![], 0);
     for (session, size) in sessions {
         if batches.is_empty() || size.bytes > room {
             batches.push(vec![]);
-            room = ROOM;
+            room = all;
         }
         room = room.saturating_sub(size.bytes);
         if let Some(batch) = batches.last_mut() {
@@ -164,6 +175,8 @@ impl Counted {
 }
 
 struct Work<'a> {
+    /// Bytes of calls that are in memory together.
+    room: usize,
     dir: &'a Path,
     books: Option<&'a RunBooks>,
     by: By,
@@ -210,7 +223,7 @@ impl Work<'_> {
             size.calls += 1;
             size.bytes += counted.bytes();
             bytes += counted.bytes();
-            if bytes > ROOM {
+            if bytes > self.room {
                 kept = None;
             } else if let Some(kept) = &mut kept {
                 kept.push(counted);
@@ -341,5 +354,51 @@ fn add(to: &mut Account, account: &Account) {
     to.without_usage += account.without_usage;
     for (bucket, tokens) in &account.buckets {
         *to.buckets.entry(bucket.clone()).or_default() += tokens;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::capture::{Writer, WriterOptions};
+    use crate::record::{CallSink as _, example};
+
+    #[tokio::test]
+    async fn sessions_a_few_at_a_time_come_to_what_all_at_once_come_to() {
+        let dir = tempfile::tempdir().expect("folder");
+        for file in 0..3_u64 {
+            let writer = Writer::open(dir.path(), WriterOptions::default()).expect("free folder");
+            for number in 0..20_u64 {
+                let ids = vec![1; (1 + number % 4) as usize];
+                let call = example::call(json!({
+                    "session_id": format!("s{}", number % 7), "received_at": file, "prompt_token_ids": [number],
+                    "prompt_ids_source": "engine", "completion_token_ids": ids, "completion_ids_source": "engine",
+                    "usage": {"prompt_tokens": 1, "completion_tokens": 1 + number % 4},
+                    "not_trainable_reasons": ["no_logprobs"],
+                }));
+                writer.append(vec![call]).await.expect("room");
+            }
+            writer.close().await;
+        }
+        let filter: Filter = "session_id != 's3'".parse().expect("a predicate");
+        for filter in [None, Some(&filter)] {
+            let of = |room| {
+                let mut told = vec![];
+                let mut progress = |done, all| told.push((done, all));
+                let ledger =
+                    within(room, dir.path(), None, By::Session, filter, &mut progress).expect("read");
+                assert_eq!(ledger.offences, []);
+                assert!(ledger.total.is_balanced());
+                (ledger.total, ledger.accounts, told.len())
+            };
+            let (total, accounts, _) = of(ROOM);
+            assert_eq!((total.calls, accounts.len()), if filter.is_none() { (60, 7) } else { (51, 6) });
+            assert!(total.buckets.contains_key("superseded"), "{total:?}");
+            let (few, accounts_of_few, told) = of(1);
+            assert_eq!((few, &accounts_of_few), (total, &accounts));
+            assert_eq!(told, accounts.len() + 2, "a pass for each session");
+        }
     }
 }

@@ -94,7 +94,7 @@ async fn what_is_pushed_down_leaves_what_filtering_all_leaves() {
     let all = read(Query::default());
     assert_eq!(all.len(), 6 * 8);
     let mut runner = TestRunner::new_with_rng(
-        Config { cases: 150, failure_persistence: None, ..Config::default() },
+        Config { cases: 100, failure_persistence: None, ..Config::default() },
         TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]),
     );
     let (mut some, mut none) = (0, 0);

@@ -134,7 +134,7 @@ async fn files_are_put_together_up_to_a_size_and_a_call_in_two_of_them_comes_onc
     fs::copy(&first.path, copy).expect("copied");
     let size = fs::metadata(&first.path).expect("there").len();
     let mut left = vec![];
-    compact_day(dir, DATE, 3 * size, &mut left).expect("compacted");
+    compact_day(dir, DATE, 3 * size + size / 2, &mut left).expect("compacted");
     assert_eq!((super::size(dir, DATE).expect("listed").0, left.len()), (2, 0));
     compact_day(dir, DATE, u64::MAX, &mut left).expect("compacted");
     is_done(dir, &wanted);

@@ -101,7 +101,7 @@ pub fn verify(dir: &Path, filter: Option<&Filter>, watch: &mut dyn Watch) -> Res
     let all = segments.iter().map(|open| size(&open.path)).sum::<u64>()
         + files.iter().map(|file| size(&file.path)).sum::<u64>();
     let verified = Verified { writer, ..Verified::default() };
-    let (rows, cross) = (Joiner::default(), Cross::new());
+    let (rows, cross) = (Joiner::default(), Cross::new(cross::MAX_CALLS));
     let mut work = Work { dir, filter, watch, verified, all, rows, cross, is_stopped: false };
     for file in files {
         work.parquet(&file)?;
@@ -235,13 +235,12 @@ impl Work<'_> {
             }
         }
         let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(open()?, metadata.clone());
-        let group = RowGroup { builder: &builder, index: group };
+        let described = RowGroup::new(&builder, group);
         for (column, value) in found.values() {
-            let is_ruled_out = Filter::equals(column, value.clone()).is_some_and(|f| !f.may_hold(&group));
+            let is_ruled_out = Filter::equals(column, value.clone()).is_some_and(|f| !f.may_hold(&described));
             if is_ruled_out {
                 let found = format!(
-                    "row group {}: statistics or Bloom filter say that {column} {value} is not in it",
-                    group.index
+                    "row group {group}: statistics or Bloom filter say that {column} {value} is not in it"
                 );
                 self.tell(Finding::of_file(path, "parquet_statistics", found));
             }

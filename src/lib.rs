@@ -21,6 +21,7 @@
 //! | 2 | [`sandbox`] | the backend trait and the embedded backend, exit evidence |
 //! | 3 | [`engine`] | the embedded engine: KV cache, continuous batching, sampling; ids in, ids out |
 //! | 3 | [`replay`] | forward over samples: log-probs |
+//! | 3 | [`ledger`] | the token account of captures |
 //! | 3 | [`task`] | datasets, workspaces, verifier, reward |
 //! | 3 | [`harness`] | one file a harness: how to start it |
 //! | 4 | [`serve`] | vLLM-shaped HTTP router over the engine |
@@ -37,6 +38,7 @@ pub mod config;
 pub mod engine;
 pub mod harness;
 pub mod kernels;
+pub mod ledger;
 pub mod loss;
 pub mod model;
 pub mod protocol;

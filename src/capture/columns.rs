@@ -10,11 +10,27 @@ use arrow::datatypes::{Field, Fields, Schema, SchemaRef, TimeUnit};
 /// Key of the schema version in a file's metadata.
 pub(super) const VERSION_KEY: &str = "lego.schema_version";
 
+/// Key of the files that a merged file replaces, in its metadata: their names without the ending, between commas.
+pub(super) const REPLACES_KEY: &str = "lego.replaces";
+
 /// Columns with bodies: large, without statistics or dictionary, and not read unless asked for.
 pub(super) const BODIES: [&str; 3] = ["client_request", "upstream_request", "response"];
 
 /// The column with expert ids: large too, but a part of the tokens.
 pub(super) const ROUTING: &str = "routing";
+
+/// All columns that a call's routing is read from.
+pub(super) const ROUTINGS: [&str; 9] = [
+    ROUTING,
+    "routing_base_call_id",
+    "routing_base_choice",
+    "routing_start",
+    "routing_rows",
+    "routing_layers",
+    "routing_layer_axis",
+    "routing_top_k",
+    "routing_dtype",
+];
 
 fn list(of: DataType) -> DataType {
     DataType::List(Arc::new(Field::new("element", of, true)))

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::file::metadata::KeyValue;
-use parquet::file::properties::{EnabledStatistics, WriterProperties};
+use parquet::file::properties::{BloomFilterPosition, EnabledStatistics, WriterProperties};
 use parquet::schema::types::ColumnPath;
 
 use super::error::CaptureError;
 use super::journal::Sealed;
 use super::layout::{damaged_path, date_of, journal_dir, sync_folder};
 use super::reader::SegmentCalls;
+use super::summed::Summed;
 use super::{columns, encode};
 use crate::record::{Call, SCHEMA_VERSION};
 
@@ -90,16 +91,14 @@ fn write_days(
         }
     }
     for file in files.values_mut() {
-        file.encode()?;
-        file.writer.finish().map_err(CaptureError::parquet(&file.temporary))?;
-        file.writer.inner().sync_all().map_err(CaptureError::io("sync", &file.temporary))?;
+        file.seal()?;
     }
     Ok(calls.damaged_bytes)
 }
 
-struct DayFile {
+pub(super) struct DayFile {
     temporary: PathBuf,
-    writer: ArrowWriter<File>,
+    writer: ArrowWriter<Summed>,
     pending: Vec<Call>,
     pending_bytes: usize,
     /// Of the row group, as far as it is encoded.
@@ -108,14 +107,15 @@ struct DayFile {
 }
 
 impl DayFile {
-    fn create(temporary: PathBuf) -> Result<Self, CaptureError> {
+    pub(super) fn create(temporary: PathBuf) -> Result<Self, CaptureError> {
         let file = File::create(&temporary).map_err(CaptureError::io("create", &temporary))?;
+        let file = Summed::new(file);
         let writer = ArrowWriter::try_new(file, columns::schema(), Some(properties()))
             .map_err(CaptureError::parquet(&temporary))?;
         Ok(Self { temporary, writer, pending: vec![], pending_bytes: 0, group_bytes: 0, group_rows: 0 })
     }
 
-    fn push(&mut self, call: Call) -> Result<(), CaptureError> {
+    pub(super) fn push(&mut self, call: Call) -> Result<(), CaptureError> {
         self.pending_bytes += memory_bytes(&call);
         self.pending.push(call);
         let rows = self.group_rows + self.pending.len();
@@ -145,7 +145,25 @@ impl DayFile {
         self.writer.write(&batch).map_err(CaptureError::parquet(&self.temporary))
     }
 
-    fn finish(self, dir: &Path, path: &Path) -> Result<(), CaptureError> {
+    /// Adds to the file's metadata.
+    pub(super) fn say(&mut self, key: &str, value: String) {
+        self.writer.append_key_value_metadata(KeyValue::new(key.to_owned(), value));
+    }
+
+    /// Ends the file and syncs it.
+    pub(super) fn seal(&mut self) -> Result<(), CaptureError> {
+        self.encode()?;
+        self.writer.flush().map_err(CaptureError::parquet(&self.temporary))?;
+        // What the library still holds back is to be in the sum.
+        self.writer.sync().map_err(CaptureError::io("write", &self.temporary))?;
+        let sum = self.writer.inner().key_value();
+        self.writer.append_key_value_metadata(sum);
+        self.writer.finish().map_err(CaptureError::parquet(&self.temporary))?;
+        self.writer.inner().sync_all().map_err(CaptureError::io("sync", &self.temporary))
+    }
+
+    /// Gives the file its name.
+    pub(super) fn finish(self, dir: &Path, path: &Path) -> Result<(), CaptureError> {
         let day = path.parent().unwrap_or(dir);
         match fs::create_dir(day) {
             Ok(()) => sync_folder(dir).map_err(CaptureError::io("sync", dir))?,
@@ -158,7 +176,7 @@ impl DayFile {
 }
 
 /// About what a call takes in memory.
-fn memory_bytes(call: &Call) -> usize {
+pub(super) fn memory_bytes(call: &Call) -> usize {
     let bodies = [&call.client_request, &call.upstream_request, &call.response];
     let bodies: usize = bodies.into_iter().flatten().map(|body| body.get().len()).sum();
     let ids = [&call.prompt_token_ids, &call.completion_token_ids];
@@ -175,6 +193,8 @@ fn properties() -> WriterProperties {
         .set_created_by(concat!("lego ", env!("CARGO_PKG_VERSION")).to_owned())
         .set_key_value_metadata(Some(vec![version]))
         .set_max_row_group_row_count(None)
+        // Within what is summed.
+        .set_bloom_filter_position(BloomFilterPosition::AfterRowGroup)
         .set_statistics_enabled(EnabledStatistics::None)
         .set_statistics_truncate_length(Some(64))
         .set_column_index_truncate_length(Some(64));

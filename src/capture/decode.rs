@@ -25,6 +25,16 @@ pub(super) fn calls(batch: &RecordBatch) -> Decoded<Vec<Call>> {
     (0..batch.num_rows()).map(|row| call(Row { batch, row })).collect()
 }
 
+/// The call of one row; the error names the column.
+pub(super) fn call_at(batch: &RecordBatch, row: usize) -> Decoded<Call> {
+    call(Row { batch, row })
+}
+
+/// Which call a row is of, as far as that can be read.
+pub(super) fn call_id_at(batch: &RecordBatch, row: usize) -> Option<CallId> {
+    Row { batch, row }.parsed("call_id").ok().flatten()
+}
+
 /// One row of named columns.
 #[derive(Clone, Copy)]
 struct Row<'a> {

@@ -113,7 +113,8 @@ fn delete(dir: &Path, segment: &mut Segment) {
     }
 }
 
-fn folder(dir: &Path) -> PathBuf {
+/// Where the drafts of a capture folder lie.
+pub(super) fn folder(dir: &Path) -> PathBuf {
     dir.join("drafts")
 }
 

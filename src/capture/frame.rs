@@ -78,7 +78,17 @@ pub(super) struct Frames<R> {
 
 impl<R: Read> Frames<R> {
     pub(super) fn new(source: R, salt: Salt) -> Self {
-        Self { source, salt, at: HEADER_LEN as u64, pending: None }
+        Self::at_byte(source, salt, HEADER_LEN as u64)
+    }
+
+    /// The same of a source that stands at byte `at` of the file, where a frame begins.
+    pub(super) const fn at_byte(source: R, salt: Salt, at: u64) -> Self {
+        Self { source, salt, at, pending: None }
+    }
+
+    /// Offset in the file of what the next step parses.
+    pub(super) const fn at(&self) -> u64 {
+        self.at
     }
 
     /// The next frame, a damaged stretch, or the end. Frames cost one read each; only damage reads the rest

@@ -6,9 +6,12 @@
 //! journal/….tmp                            a Parquet file in the making
 //! journal/….damaged                        a segment that could not be read in full, for a person to see
 //! date=2026-11-29/calls-00000007-9f3ab2c1d4e5f607.parquet   the same segment, for good
+//! date=2026-11-29/merged-00000007-0a1b2c3d4e5f6071.parquet  several such files in one; it says which
+//! .pruned-date=2026-10-01                  a day that is being removed: no reader looks into it
 //! ```
 //! Whatever matches `*.parquet` is whole. A Parquet file carries its segment's name, so that a segment whose
-//! Parquet exists, but which is not deleted yet, is counted once.
+//! Parquet exists, but which is not deleted yet, is counted once. A merged file has the highest number of those that it
+//! replaces.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,6 +20,9 @@ use std::path::{Path, PathBuf};
 
 use super::error::CaptureError;
 use super::frame::Salt;
+
+/// What the name of a day begins with that is being removed.
+const PRUNED: &str = ".pruned-";
 
 /// Number and salt of a segment: its name, unique for all time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,12 +53,21 @@ impl SegmentName {
         journal_dir(dir).join(format!("{}.journal", self.stem()))
     }
 
+    /// Of a part of what is being merged, sorted.
+    pub(super) fn run_path(self, dir: &Path, date: &str, number: usize) -> PathBuf {
+        journal_dir(dir).join(format!("{}-{date}-run{number}.tmp", self.stem()))
+    }
+
     pub(super) fn temporary_path(self, dir: &Path, date: &str) -> PathBuf {
         journal_dir(dir).join(format!("{}-{date}.tmp", self.stem()))
     }
 
     pub(super) fn parquet_path(self, dir: &Path, date: &str) -> PathBuf {
-        dir.join(format!("date={date}")).join(format!("calls-{}.parquet", self.stem()))
+        day_folder(dir, date).join(format!("calls-{}.parquet", self.stem()))
+    }
+
+    pub(super) fn merged_path(self, dir: &Path, date: &str) -> PathBuf {
+        day_folder(dir, date).join(format!("merged-{}.parquet", self.stem()))
     }
 }
 
@@ -78,19 +93,66 @@ pub(super) fn damaged(dir: &Path) -> Result<Vec<PathBuf>, CaptureError> {
     Ok(names.map(|name| journal.join(name)).collect())
 }
 
-/// The Parquet files in `dir` (`date=…/*.parquet`), sorted, each with its segment if its name tells one.
-pub(super) fn parquet_files(dir: &Path) -> Result<Vec<(PathBuf, Option<SegmentName>)>, CaptureError> {
+/// What the name of a Parquet file tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DayFileName {
+    /// It was made of this segment.
+    Segment(SegmentName),
+    /// It was made of several files.
+    Merged(SegmentName),
+}
+
+/// What the name of a Parquet file tells, without its ending; `None` if it is not one of ours.
+pub(super) fn day_file_name(stem: &str) -> Option<DayFileName> {
+    if let Some(segment) = stem.strip_prefix("calls-") {
+        return SegmentName::parse(segment).map(DayFileName::Segment);
+    }
+    stem.strip_prefix("merged-").and_then(SegmentName::parse).map(DayFileName::Merged)
+}
+
+/// The days in `dir` that have a folder, `YYYY-MM-DD`, sorted.
+pub(super) fn days(dir: &Path) -> Result<Vec<String>, CaptureError> {
+    let names = file_names(dir)?;
+    Ok(names.iter().filter_map(|name| Some(name.strip_prefix("date=")?.to_owned())).collect())
+}
+
+pub(super) fn day_folder(dir: &Path, date: &str) -> PathBuf {
+    dir.join(format!("date={date}"))
+}
+
+/// Where a day lies that is being removed.
+pub(super) fn pruned_folder(dir: &Path, date: &str) -> PathBuf {
+    dir.join(format!("{PRUNED}date={date}"))
+}
+
+/// The days whose removal was begun and not ended.
+pub(super) fn half_pruned(dir: &Path) -> Result<Vec<PathBuf>, CaptureError> {
+    let names = file_names(dir)?.into_iter().filter(|name| name.starts_with(PRUNED));
+    Ok(names.map(|name| dir.join(name)).collect())
+}
+
+/// The Parquet files of a day, sorted, each with what its name tells.
+pub(super) fn day_files(folder: &Path) -> Result<Vec<(PathBuf, Option<DayFileName>)>, CaptureError> {
     let mut files = vec![];
-    for folder in file_names(dir)?.into_iter().filter(|name| name.starts_with("date=")) {
-        let folder = dir.join(folder);
-        for name in file_names(&folder)? {
-            if let Some(stem) = name.strip_suffix(".parquet") {
-                let segment = stem.strip_prefix("calls-").and_then(SegmentName::parse);
-                files.push((folder.join(&name), segment));
-            }
+    for name in file_names(folder)? {
+        if let Some(stem) = name.strip_suffix(".parquet") {
+            files.push((folder.join(&name), day_file_name(stem)));
         }
     }
     Ok(files)
+}
+
+/// The highest number in the name of a Parquet file.
+pub(super) fn last_number(dir: &Path) -> Result<Option<u64>, CaptureError> {
+    let mut last = None;
+    for date in days(dir)? {
+        for (_, name) in day_files(&day_folder(dir, &date))? {
+            if let Some(DayFileName::Segment(name) | DayFileName::Merged(name)) = name {
+                last = last.max(Some(name.number));
+            }
+        }
+    }
+    Ok(last)
 }
 
 /// Names in a folder, sorted; a folder that is not there is empty.

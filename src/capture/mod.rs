@@ -15,7 +15,8 @@
 //! - A file called `*.parquet` is whole: it is written aside, synced and renamed. Its segment is deleted after; one with
 //!   damage is set aside.
 //! - Nothing unacknowledged stays behind acknowledged calls: a failed commit is taken back.
-//! - One writer a folder. Readers need no lock and may run beside it.
+//! - One writer a folder. Readers may run beside it, and mark the days that they read ([`mark`]): no file goes away
+//!   under them. Merged files replace others all at once ([`merge`]).
 
 mod columns;
 mod compact;
@@ -24,22 +25,35 @@ mod decode;
 mod drafts;
 mod encode;
 mod error;
+mod filter;
+mod follow;
 mod frame;
 mod journal;
 mod layout;
+mod listing;
 mod lock;
+mod mark;
+mod merge;
 mod parquet_calls;
 mod payload;
+mod prune;
 mod reader;
 mod recovery;
 mod rows;
 mod spill;
+mod summed;
+mod verify;
 mod writer;
 
 pub use compact::column_names;
 pub use error::CaptureError;
+pub use filter::{Filter, FilterError};
+pub use follow::Follow;
 pub use layout::date_of;
+pub use merge::{CompactedDay, compact_days};
+pub use prune::{Pruned, prune};
 pub use reader::{Query, Reader};
 pub use recovery::{Recovery, TornTail};
 pub use spill::{SLOT_BYTES, Slot, Spill};
+pub use verify::{Finding, Verified, Watch, verify};
 pub use writer::{Closed, Durability, Writer, WriterOptions};

@@ -1,18 +1,22 @@
 //! The calls of one Parquet file. Row groups that cannot hold what is asked for are not read.
 
-use std::collections::VecDeque;
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use arrow::array::{BooleanArray, StringArray};
+use arrow::array::{Array as _, BooleanArray, StringArray};
 use arrow::error::ArrowError;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowPredicate, ArrowPredicateFn, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder, RowFilter,
 };
+use parquet::bloom_filter::Sbbf;
+use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use parquet::file::statistics::Statistics;
 
 use super::error::CaptureError;
+use super::filter::{Filter, Group, Range, TextTest, Value};
 use super::reader::Query;
 use super::{columns, decode};
 use crate::record::{Call, SCHEMA_VERSION};
@@ -25,6 +29,7 @@ const BATCH_BYTES: i64 = 128 << 20;
 
 pub(super) struct ParquetCalls {
     path: PathBuf,
+    query: Query,
     batches: Option<ParquetRecordBatchReader>,
     ready: VecDeque<Call>,
 }
@@ -34,16 +39,10 @@ impl ParquetCalls {
     pub(super) fn open(path: &Path, query: &Query) -> Result<Self, String> {
         let file = File::open(path).map_err(|error| error.to_string())?;
         let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| error.to_string())?;
-        let metadata = builder.metadata().file_metadata().key_value_metadata();
-        let version = metadata
-            .and_then(|pairs| pairs.iter().find(|pair| pair.key == columns::VERSION_KEY))
-            .and_then(|pair| pair.value.as_deref()?.parse::<u16>().ok())
-            .ok_or_else(|| format!("it has no {} in its metadata", columns::VERSION_KEY))?;
-        if version > SCHEMA_VERSION {
-            return Err(format!("its schema {version} is newer than this lego's {SCHEMA_VERSION}"));
-        }
+        check_version(builder.metadata())?;
         let batches = plan(builder, query).map_err(|error| error.to_string())?;
-        Ok(Self { path: path.to_owned(), batches: Some(batches), ready: VecDeque::new() })
+        let (path, query, ready) = (path.to_owned(), query.clone(), VecDeque::new());
+        Ok(Self { path, query, batches: Some(batches), ready })
     }
 
     fn refill(&mut self) -> Result<bool, CaptureError> {
@@ -53,7 +52,9 @@ impl ParquetCalls {
             };
             let corrupt = |reason: String| CaptureError::corrupt(&self.path, reason);
             let batch = batch.map_err(|error| corrupt(error.to_string()))?;
-            self.ready = decode::calls(&batch).map_err(corrupt)?.into();
+            let calls = decode::calls(&batch).map_err(corrupt)?;
+            self.ready = calls.into_iter().filter(|call| self.query.wants(call)).collect();
+            self.ready.iter_mut().for_each(|call| self.query.strip(call));
         }
         Ok(true)
     }
@@ -74,76 +75,170 @@ impl Iterator for ParquetCalls {
     }
 }
 
-fn plan(
-    builder: ParquetRecordBatchReaderBuilder<File>,
-    query: &Query,
-) -> parquet::errors::Result<ParquetRecordBatchReader> {
+/// What `query` asks for, as one predicate.
+fn predicate(query: &Query) -> Option<Filter> {
     let wanted = [
         ("session_id", query.session_id.as_ref().map(ToString::to_string)),
         ("trial_id", query.trial_id.as_ref().map(ToString::to_string)),
         ("call_id", query.call_id.map(|id| id.to_string())),
     ];
-    let wanted = wanted.into_iter().filter_map(|(name, value)| Some((name, value?)));
-    let wanted: Vec<(&'static str, String)> = wanted.collect();
-    let mut groups = vec![];
-    for group in 0..builder.metadata().num_row_groups() {
-        if may_hold(&builder, group, &wanted)? {
-            groups.push(group);
-        }
-    }
+    let wanted = wanted.into_iter().filter_map(|(name, value)| Filter::equals(name, value?));
+    wanted.chain(query.filter.clone()).reduce(Filter::and)
+}
+
+fn plan(
+    builder: ParquetRecordBatchReaderBuilder<File>,
+    query: &Query,
+) -> parquet::errors::Result<ParquetRecordBatchReader> {
+    let wanted = predicate(query);
+    let groups = (0..builder.metadata().num_row_groups()).filter(|&index| {
+        wanted.as_ref().is_none_or(|wanted| wanted.may_hold(&RowGroup::new(&builder, index)))
+    });
+    let groups: Vec<usize> = groups.collect();
     let schema = builder.parquet_schema();
+    let uses = |names: &[&str]| query.filter.as_ref().is_some_and(|filter| filter.uses(names));
     let leaves = schema.columns().iter().enumerate().filter(|(_, column)| {
         let name = column.path().parts().first().map_or("", String::as_str);
-        let is_body = query.without_bodies && columns::BODIES.contains(&name);
-        let is_routing = query.without_routing && name == columns::ROUTING;
+        let is_body = query.without_bodies && columns::BODIES.contains(&name) && !uses(&[name]);
+        let is_routing = query.without_routing && name == columns::ROUTING && !uses(&columns::ROUTINGS);
         !is_body && !is_routing
     });
     let mask = ProjectionMask::leaves(schema, leaves.map(|(leaf, _)| leaf));
-    let predicates = wanted.into_iter().map(|(name, value)| {
-        let only = ProjectionMask::columns(schema, [name]);
+    // What is cheap to look at first; the rest of a row is then read only where it may be wanted.
+    let has = |test: &TextTest| schema.columns().iter().any(|leaf| leaf.path().string() == test.column());
+    let texts = wanted.iter().flat_map(Filter::texts).filter(has).map(|test| {
+        let only = ProjectionMask::columns(schema, [test.column()]);
         let predicate = ArrowPredicateFn::new(only, move |batch| {
+            let name = test.column();
             let column = batch.column(0).as_any().downcast_ref::<StringArray>();
             let column = column.ok_or_else(|| ArrowError::SchemaError(format!("{name} is no text")))?;
-            Ok(BooleanArray::from_iter(column.iter().map(|v| Some(v == Some(value.as_str())))))
+            Ok(BooleanArray::from_iter(column.iter().map(|text| Some(test.is_true_of(text)))))
         });
         Box::new(predicate) as Box<dyn ArrowPredicate>
     });
-    let filter = RowFilter::new(predicates.collect());
-    let row_bytes = groups.iter().map(|&group| {
-        let group = builder.metadata().row_group(group);
-        group.total_byte_size() / group.num_rows().max(1)
-    });
-    let rows = BATCH_BYTES / row_bytes.max().unwrap_or(1).max(1);
-    let rows = usize::try_from(rows).unwrap_or(BATCH_ROWS).clamp(1, BATCH_ROWS);
+    let filter = RowFilter::new(texts.collect());
+    let rows = batch_rows(builder.metadata(), &groups);
     let builder = builder.with_batch_size(rows).with_row_groups(groups);
     builder.with_projection(mask).with_row_filter(filter).build()
 }
 
-/// Whether statistics and Bloom filters leave it open that the row group has a row with these values.
-fn may_hold(
-    builder: &ParquetRecordBatchReaderBuilder<File>,
-    group: usize,
-    wanted: &[(&str, String)],
-) -> parquet::errors::Result<bool> {
-    for (name, value) in wanted {
-        let columns = builder.parquet_schema().columns();
-        let Some(leaf) = columns.iter().position(|c| c.path().string() == *name) else {
-            continue;
+/// Rows of these row groups that are decoded at a time.
+pub(super) fn batch_rows(metadata: &ParquetMetaData, groups: &[usize]) -> usize {
+    let row_bytes = groups.iter().map(|&group| {
+        let group = metadata.row_group(group);
+        group.total_byte_size() / group.num_rows().max(1)
+    });
+    let rows = BATCH_BYTES / row_bytes.max().unwrap_or(1).max(1);
+    usize::try_from(rows).unwrap_or(BATCH_ROWS).clamp(1, BATCH_ROWS)
+}
+
+/// A row group of an open file.
+pub(super) struct RowGroup<'a> {
+    builder: &'a ParquetRecordBatchReaderBuilder<File>,
+    index: usize,
+    /// Bloom filters by column, read once. One that is not there, or cannot be read, rules nothing out.
+    blooms: RefCell<HashMap<usize, Option<Sbbf>>>,
+}
+
+impl<'a> RowGroup<'a> {
+    pub(super) fn new(builder: &'a ParquetRecordBatchReaderBuilder<File>, index: usize) -> Self {
+        Self { builder, index, blooms: RefCell::default() }
+    }
+
+    fn leaf(&self, column: &str) -> Option<usize> {
+        self.builder.parquet_schema().columns().iter().position(|leaf| leaf.path().string() == column)
+    }
+}
+
+impl Group for RowGroup<'_> {
+    fn range(&self, column: &str) -> Option<Range<'_>> {
+        let group = self.builder.metadata().row_group(self.index);
+        let statistics = group.column(self.leaf(column)?).statistics()?;
+        let rows = u64::try_from(group.num_rows()).ok()?;
+        let text = |bytes: Option<&'_ [u8]>| {
+            let text = std::str::from_utf8(bytes?).ok()?;
+            Some(Value::Text(text.to_owned().into()))
         };
-        let chunk = builder.metadata().row_group(group).column(leaf);
-        if let Some(Statistics::ByteArray(range)) = chunk.statistics() {
-            let value = value.as_bytes();
-            let is_below = range.min_bytes_opt().is_some_and(|min| value < min);
-            let is_above = range.max_is_exact() && range.max_bytes_opt().is_some_and(|max| value > max);
-            if is_below || is_above {
-                return Ok(false);
+        let (min, max) = match statistics {
+            Statistics::ByteArray(range) => {
+                // One that was cut short is no bound unless it was made larger, and then it may be no text.
+                let max = range.max_bytes_opt().filter(|_| range.max_is_exact());
+                (text(range.min_bytes_opt().filter(|_| range.min_is_exact())), text(max))
             }
-        }
-        if let Some(bloom) = builder.get_row_group_column_bloom_filter(group, leaf)?
-            && !bloom.check(value.as_str())
-        {
-            return Ok(false);
+            Statistics::Int64(range) => {
+                let int = |value: Option<&i64>| value.map(|value| Value::Int((*value).into()));
+                (int(range.min_opt()), int(range.max_opt()))
+            }
+            _ => (None, None),
+        };
+        Some(Range { min, max, nulls: statistics.null_count_opt(), rows })
+    }
+
+    fn may_contain(&self, column: &str, text: &str) -> bool {
+        let Some(leaf) = self.leaf(column) else {
+            return true;
+        };
+        let mut blooms = self.blooms.borrow_mut();
+        let bloom = blooms.entry(leaf).or_insert_with(|| {
+            self.builder.get_row_group_column_bloom_filter(self.index, leaf).ok().flatten()
+        });
+        bloom.as_ref().is_none_or(|bloom| bloom.check(text))
+    }
+}
+
+/// The files, without their ending, whose calls are all in this one. None where that cannot be read: then it is no
+/// file of ours, or its calls cannot be read either.
+pub(super) fn replaces(path: &Path) -> Vec<String> {
+    let Ok(metadata) = metadata(path) else {
+        return vec![];
+    };
+    let names = key_value(&metadata, columns::REPLACES_KEY).unwrap_or_default();
+    names.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+/// A file's footer; the error says why there is none.
+pub(super) fn metadata(path: &Path) -> Result<ParquetMetaData, String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    ParquetMetaDataReader::new().parse_and_finish(&file).map_err(|error| error.to_string())
+}
+
+/// Tells of each row of a file the id of its call, and that of the call whose rows of routing it goes on from; and
+/// whether it has routing.
+///
+/// # Errors
+/// Why the file cannot be read.
+pub(super) fn bases(path: &Path, tell: &mut dyn FnMut(&str, Option<&str>, bool)) -> Result<(), String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| error.to_string())?;
+    check_version(builder.metadata())?;
+    let names = ["call_id", "routing_base_call_id", "routing_rows"];
+    let mask = ProjectionMask::columns(builder.parquet_schema(), names);
+    let batches = builder.with_projection(mask).build().map_err(|error| error.to_string())?;
+    for batch in batches {
+        let batch = batch.map_err(|error| error.to_string())?;
+        let texts = |name: &str| batch.column_by_name(name)?.as_any().downcast_ref::<StringArray>().cloned();
+        let ids = texts("call_id").ok_or("column call_id is no text")?;
+        let (bases, rows) = (texts("routing_base_call_id"), batch.column_by_name("routing_rows"));
+        for row in 0..batch.num_rows() {
+            let base = bases.as_ref().filter(|bases| bases.is_valid(row)).map(|bases| bases.value(row));
+            tell(ids.value(row), base, rows.is_some_and(|rows| rows.is_valid(row)));
         }
     }
-    Ok(true)
+    Ok(())
+}
+
+/// What a file's metadata has under a key.
+pub(super) fn key_value<'a>(metadata: &'a ParquetMetaData, key: &str) -> Option<&'a str> {
+    let pairs = metadata.file_metadata().key_value_metadata()?;
+    pairs.iter().find(|pair| pair.key == key)?.value.as_deref()
+}
+
+/// Why a file is not one of ours, or cannot be read by this lego.
+pub(super) fn check_version(metadata: &ParquetMetaData) -> Result<(), String> {
+    let version = key_value(metadata, columns::VERSION_KEY).and_then(|version| version.parse::<u16>().ok());
+    let version = version.ok_or_else(|| format!("it has no {} in its metadata", columns::VERSION_KEY))?;
+    if version > SCHEMA_VERSION {
+        return Err(format!("its schema {version} is newer than this lego's {SCHEMA_VERSION}"));
+    }
+    Ok(())
 }

@@ -1,8 +1,5 @@
-//! Calls back out of a folder: Parquet and journal together, also while a writer runs.
-//!
-//! Segments are listed and opened before Parquet files are listed. A segment that is made into Parquet in
-//! between is still read from its open file, and its Parquet, known by its name, is left out; one that was
-//! gone already has its Parquet in the list. So every call comes exactly once, without remembering ids.
+//! Calls back out of a folder: Parquet and journal together, also while a writer runs. Every call comes exactly once
+//! ([`Listing`]), without remembering ids.
 
 use std::collections::{HashSet, VecDeque};
 use std::fs::File;
@@ -10,8 +7,10 @@ use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use super::error::CaptureError;
+use super::filter::Filter;
 use super::frame::{self, Frames, HEADER_LEN, Step};
-use super::layout::{self, SegmentName};
+use super::layout;
+use super::listing::{ListedFile, Listing};
 use super::parquet_calls::ParquetCalls;
 use super::payload;
 use super::rows::{self, Joiner};
@@ -26,6 +25,8 @@ pub struct Query {
     pub trial_id: Option<TrialId>,
     /// Only this call.
     pub call_id: Option<CallId>,
+    /// Only calls for which this is true.
+    pub filter: Option<Filter>,
     /// Leave `client_request`, `upstream_request` and `response` null: what training needs is far smaller.
     pub without_bodies: bool,
     /// Leave expert routing out.
@@ -43,6 +44,19 @@ impl Query {
         self.session_id.as_ref().is_none_or(|id| *id == call.session_id)
             && self.trial_id.as_ref().is_none_or(|id| Some(id) == call.trial_id.as_ref())
             && self.call_id.is_none_or(|id| id == call.call_id)
+            && self.filter.as_ref().is_none_or(|filter| filter.matches(call))
+    }
+
+    /// Takes away from a call that is wanted what is not wanted of it.
+    pub(super) fn strip(&self, call: &mut Call) {
+        if self.without_bodies {
+            call.client_request = None;
+            call.upstream_request = None;
+            call.response = None;
+        }
+        if self.without_routing {
+            call.routing = None;
+        }
     }
 }
 
@@ -55,9 +69,9 @@ pub struct Reader {
     query: Query,
     /// Puts back the rows of expert routing that a call shares with an earlier one; `None`: as they lie in the store.
     rows: Option<Joiner>,
-    files: VecDeque<PathBuf>,
+    files: VecDeque<ListedFile>,
     segments: VecDeque<SegmentCalls>,
-    current: Option<ParquetCalls>,
+    current: Option<(ParquetCalls, ListedFile)>,
     skipped: Vec<String>,
     damaged_bytes: u64,
 }
@@ -71,40 +85,32 @@ impl Reader {
         Self::open_since(dir, query, 0)
     }
 
+    /// As [`Reader::open`]; calls come as they lie in the store, without rows of routing that others have.
+    pub(super) fn open_stored(dir: &Path, query: Query) -> Result<Self, CaptureError> {
+        Ok(Self { rows: None, ..Self::open(dir, query)? })
+    }
+
     /// As [`Reader::open`], without the files of segments before `since`.
     pub(super) fn open_since(dir: &Path, query: Query, since: u64) -> Result<Self, CaptureError> {
-        if !dir.is_dir() {
-            return Err(CaptureError::NoFolder { dir: dir.to_owned() });
-        }
-        let mut open: HashSet<SegmentName> = HashSet::new();
-        let mut segments = VecDeque::new();
-        for name in layout::segments(dir)?.into_iter().filter(|name| name.number >= since) {
-            match SegmentCalls::open(&name.journal_path(dir), None) {
-                Ok(calls) => {
-                    open.insert(name);
-                    segments.push_back(calls);
-                }
-                Err(CaptureError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-            }
-        }
-        let files = layout::parquet_files(dir)?.into_iter();
-        let files = files
-            .filter(|(_, segment)| segment.is_none_or(|name| name.number >= since && !open.contains(&name)));
-        let files = files.map(|(path, _)| path).collect();
+        let Listing { segments, files } = Listing::of(dir, since)?;
+        let segments = segments.into_iter().map(|open| SegmentCalls::of(open.path, open.file, None));
+        let segments = segments.collect::<Result<_, _>>()?;
         let aside = |path: &PathBuf| {
             format!("{}: damaged, and set aside: not all of it could be read", path.display())
         };
         let skipped = layout::damaged(dir)?.iter().map(aside).collect();
         let rows = (!query.without_routing).then(Joiner::default);
-        let (dir, current) = (dir.to_owned(), None);
+        let (dir, files, current) = (dir.to_owned(), files.into(), None);
         Ok(Self { dir, query, rows, files, segments, current, skipped, damaged_bytes: 0 })
     }
 
     /// The rows of a session's calls as they lie in the store, but for what is damaged: who reads those calls is told.
-    fn stored_rows(dir: &Path, session_id: &SessionId) -> Result<Vec<(RoutingBase, Routing)>, CaptureError> {
+    pub(super) fn stored_rows(
+        dir: &Path,
+        session_id: &SessionId,
+    ) -> Result<Vec<(RoutingBase, Routing)>, CaptureError> {
         let query = Query { without_bodies: true, ..Query::session(session_id.clone()) };
-        let calls = Self { rows: None, ..Self::open(dir, query)? };
+        let calls = Self::open_stored(dir, query)?;
         let mut rows = Vec::new();
         for call in calls {
             match call {
@@ -133,15 +139,16 @@ impl Reader {
 
     fn next_from_parquet(&mut self) -> Option<Result<Call, CaptureError>> {
         loop {
-            if let Some(current) = &mut self.current {
+            if let Some((current, _)) = &mut self.current {
                 match current.next() {
                     Some(call) => return Some(call),
                     None => self.current = None,
                 }
             }
-            let path = self.files.pop_front()?;
-            match ParquetCalls::open(&path, &self.query) {
-                Ok(calls) => self.current = Some(calls),
+            let file = self.files.pop_front()?;
+            let path = &file.path;
+            match ParquetCalls::open(path, &self.query) {
+                Ok(calls) => self.current = Some((calls, file)),
                 Err(reason) => {
                     tracing::warn!(path = %path.display(), %reason, "not read as captures");
                     self.skipped.push(format!("{}: {reason}", path.display()));
@@ -158,14 +165,7 @@ impl Reader {
                     if !self.query.wants(&call) {
                         continue;
                     }
-                    if self.query.without_bodies {
-                        call.client_request = None;
-                        call.upstream_request = None;
-                        call.response = None;
-                    }
-                    if self.query.without_routing {
-                        call.routing = None;
-                    }
+                    self.query.strip(&mut call);
                     return Some(Ok(call));
                 }
                 Some(Err(error)) => return Some(Err(error)),
@@ -207,24 +207,29 @@ pub(super) struct SegmentCalls {
 impl SegmentCalls {
     /// `length`: how much of the file to read, all of it if `None`.
     pub(super) fn open(path: &Path, length: Option<u64>) -> Result<Self, CaptureError> {
-        let mut file = File::open(path).map_err(CaptureError::io("open", path))?;
+        let file = File::open(path).map_err(CaptureError::io("open", path))?;
+        Self::of(path.to_owned(), file, length)
+    }
+
+    /// The same of a file that is open, at its beginning.
+    pub(super) fn of(path: PathBuf, mut file: File, length: Option<u64>) -> Result<Self, CaptureError> {
         let mut head = Vec::new();
         file.by_ref()
             .take(HEADER_LEN as u64)
             .read_to_end(&mut head)
-            .map_err(CaptureError::io("read", path))?;
+            .map_err(CaptureError::io("read", &path))?;
         let salt = frame::parse_header(&head);
         // Before there is a whole header nothing in the segment is acknowledged.
         let damaged_bytes = match (salt, length) {
             (Some(_), _) => 0,
             (None, Some(length)) => length,
             (None, None) if head.len() < HEADER_LEN => 0,
-            (None, None) => file.metadata().map_err(CaptureError::io("read", path))?.len(),
+            (None, None) => file.metadata().map_err(CaptureError::io("read", &path))?.len(),
         };
         let behind = length.unwrap_or(u64::MAX).saturating_sub(HEADER_LEN as u64);
         let frames = salt.map(|salt| Frames::new(BufReader::with_capacity(1 << 20, file.take(behind)), salt));
         let (ready, seen) = (VecDeque::new(), HashSet::new());
-        Ok(Self { path: path.to_owned(), frames, ready, seen, length, damaged_bytes })
+        Ok(Self { path, frames, ready, seen, length, damaged_bytes })
     }
 
     /// Reads frames until one with new calls; false at the end.

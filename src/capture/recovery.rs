@@ -37,11 +37,7 @@ pub struct TornTail {
 
 /// Makes the folder ready for a new writer. Returns the report and the segments to be made into Parquet.
 pub(super) fn recover(dir: &Path) -> Result<(Recovery, Vec<Sealed>), CaptureError> {
-    let journal = layout::journal_dir(dir);
-    for name in layout::file_names(&journal)?.into_iter().filter(|name| name.ends_with(".tmp")) {
-        let path = journal.join(name);
-        fs::remove_file(&path).map_err(CaptureError::io("delete", &path))?;
-    }
+    remove_temporary(dir)?;
     let mut recovery = Recovery::default();
     let mut sealed = vec![];
     for name in layout::segments(dir)? {
@@ -56,6 +52,16 @@ pub(super) fn recover(dir: &Path) -> Result<(Recovery, Vec<Sealed>), CaptureErro
         tracing::error!(segment = %segment.display(), at, bytes, "damaged bytes in the journal");
     }
     Ok((recovery, sealed))
+}
+
+/// Files in the making, which nobody makes any more.
+pub(super) fn remove_temporary(dir: &Path) -> Result<(), CaptureError> {
+    let journal = layout::journal_dir(dir);
+    for name in layout::file_names(&journal)?.into_iter().filter(|name| name.ends_with(".tmp")) {
+        let path = journal.join(name);
+        fs::remove_file(&path).map_err(CaptureError::io("delete", &path))?;
+    }
+    Ok(())
 }
 
 fn recover_segment(

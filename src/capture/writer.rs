@@ -102,8 +102,7 @@ impl Writer {
         }
         let (mut recovery, mut sealed) = recovery::recover(dir)?;
         let (unfinished, old_drafts) = drafts::recover(dir)?;
-        let parquet = layout::parquet_files(dir)?.into_iter().filter_map(|(_, segment)| segment);
-        let numbers = parquet.chain(sealed.iter().map(|s| s.name)).map(|name| name.number);
+        let numbers = layout::last_number(dir)?.into_iter().chain(sealed.iter().map(|s| s.name.number));
         let next_number = numbers.max().map_or(1, |last| last + 1);
         let mut journal = Journal::new(dir.to_owned(), options, next_number, create);
         recovery.unfinished = unfinished.len() as u64;

@@ -25,3 +25,21 @@ pub enum Disposition {
     /// The engine reported usage, but gave no ids.
     NoIds,
 }
+
+impl Disposition {
+    /// The name of its bucket, with the reason: `dropped: evaluation`.
+    #[must_use]
+    pub fn bucket(&self) -> String {
+        match self {
+            Self::Trained => "trained".to_owned(),
+            Self::Masked(reason) => format!("masked: {reason}"),
+            Self::Stale => "stale".to_owned(),
+            Self::Superseded => "superseded".to_owned(),
+            Self::AuxCall => "aux_call".to_owned(),
+            Self::InfraFailure => "infra_failure".to_owned(),
+            Self::Dropped(reason) => format!("dropped: {reason}"),
+            Self::UsageUnknown => "usage_unknown".to_owned(),
+            Self::NoIds => "no_ids".to_owned(),
+        }
+    }
+}

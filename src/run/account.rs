@@ -23,13 +23,13 @@ impl TokenAccount {
     pub fn add_trial(&mut self, trial: &TrialResult) {
         self.sampled += trial.sampled_tokens;
         for (disposition, tokens) in &trial.left_out {
-            *self.left_out.entry(bucket(disposition)).or_default() += tokens;
+            *self.left_out.entry(disposition.bucket()).or_default() += tokens;
         }
     }
 
     /// Books tokens of samples that the learner did not take.
     pub fn add_left_out(&mut self, disposition: &Disposition, tokens: u64) {
-        *self.left_out.entry(bucket(disposition)).or_default() += tokens;
+        *self.left_out.entry(disposition.bucket()).or_default() += tokens;
     }
 
     /// Adds another account to this one.
@@ -52,22 +52,6 @@ impl TokenAccount {
         } else {
             Err(RunError::Unbalanced { sampled: self.sampled, booked })
         }
-    }
-}
-
-/// The name of a disposition's bucket.
-#[must_use]
-pub fn bucket(disposition: &Disposition) -> String {
-    match disposition {
-        Disposition::Trained => "trained".to_owned(),
-        Disposition::Masked(reason) => format!("masked: {reason}"),
-        Disposition::Stale => "stale".to_owned(),
-        Disposition::Superseded => "superseded".to_owned(),
-        Disposition::AuxCall => "aux_call".to_owned(),
-        Disposition::InfraFailure => "infra_failure".to_owned(),
-        Disposition::Dropped(reason) => format!("dropped: {reason}"),
-        Disposition::UsageUnknown => "usage_unknown".to_owned(),
-        Disposition::NoIds => "no_ids".to_owned(),
     }
 }
 

@@ -6,7 +6,13 @@ mod calls;
 mod python;
 
 mod cli;
+mod compact;
 mod crash;
+mod filter;
 mod foreign_readers;
+mod ledger;
+mod prune;
 mod rows;
 mod store;
+mod tail;
+mod verify;

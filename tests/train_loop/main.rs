@@ -174,11 +174,24 @@ fn the_same_seed_gives_the_same_run_to_the_bit() {
         tokens["left_out"].as_object().expect("buckets").values().filter_map(Value::as_u64).sum();
     assert_eq!(tokens["sampled"].as_u64(), Some(usage));
     assert_eq!(tokens["trained"].as_u64().map(|trained| trained + left_out), Some(usage));
+    the_ledger_agrees(&first, tokens);
     for call in &calls {
         let ids = call.completion_token_ids.as_ref().map_or(0, Vec::len);
         assert_eq!(call.completion_logprobs.as_ref().map_or(0, Vec::len), ids);
         assert_eq!(call.sampling_sent.top_p, Some(1.0), "law 12");
     }
+}
+
+/// What `lego capture ledger` makes of captures and the run's files is what the trainer booked while it ran.
+fn the_ledger_agrees(run: &Path, tokens: &Value) {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_lego"));
+    let output = command.args(["capture", "ledger", "--json"]).arg(run).output().expect("lego runs");
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let last: Value = serde_json::from_str(text.lines().last().expect("a line")).expect("JSON");
+    let mut buckets = last["total"]["buckets"].clone();
+    let trained = buckets.as_object_mut().expect("buckets").remove("trained");
+    assert_eq!((trained.as_ref(), &buckets), (Some(&tokens["trained"]), &tokens["left_out"]));
 }
 
 /// Of three steps: two of a version of eight trials, evaluated, and one of a version of four.

@@ -86,10 +86,14 @@ fn newest<T>(mut all: Vec<T>, limit: Option<usize>) -> (Vec<T>, usize) {
     (all, found)
 }
 
+/// What a list needs of each call.
+pub(super) fn lean() -> Query {
+    Query { without_bodies: true, without_routing: true, ..Query::default() }
+}
+
 fn list_sessions(out: &mut dyn Write, dir: &Path, args: &ListArgs) -> anyhow::Result<()> {
     let mut sessions: BTreeMap<SessionId, Totals> = BTreeMap::new();
-    let mut reader =
-        Reader::open(dir, Query { without_bodies: true, without_routing: true, ..Query::default() })?;
+    let mut reader = Reader::open(dir, Query { filter: args.r#where.filter.clone(), ..lean() })?;
     for call in reader.by_ref() {
         let call = call?;
         if args.kind.is_none_or(|kind| kind == call.kind) {
@@ -153,37 +157,21 @@ fn list_sessions(out: &mut dyn Write, dir: &Path, args: &ListArgs) -> anyhow::Re
 }
 
 fn list_calls(out: &mut dyn Write, dir: &Path, session: &SessionId, args: &ListArgs) -> anyhow::Result<()> {
-    let query = Query { without_bodies: true, without_routing: true, ..Query::session(session.clone()) };
-    let mut calls = load(dir, query)?;
-    anyhow::ensure!(!calls.is_empty(), "no session {session} in {}", dir.display());
+    let filter = args.r#where.filter.clone();
+    let is_filtered = filter.is_some();
+    let mut calls = load(dir, Query { session_id: Some(session.clone()), filter, ..lean() })?;
+    anyhow::ensure!(is_filtered || !calls.is_empty(), "no session {session} in {}", dir.display());
     calls.retain(|call| args.kind.is_none_or(|kind| kind == call.kind));
     let (calls, found) = newest(calls, args.limit);
     if !args.json {
-        writeln!(
-            out,
-            "{:<36} {:>2} {:<8} {:<17} {:>7} {:>7} {:>9}  {:<12} trainable",
-            "call", "#", "kind", "status", "prompt", "sampled", "ms", "finish"
-        )?;
+        writeln!(out, "{}", call_head())?;
     }
     for call in &calls {
         if args.json {
             writeln!(out, "{}", serde_json::to_string(call)?)?;
-            continue;
+        } else {
+            writeln!(out, "{}", call_line(call))?;
         }
-        let reasons = call.not_trainable_reasons.join(", ");
-        writeln!(
-            out,
-            "{:<36} {:>2} {:<8} {:<17} {:>7} {:>7} {:>9.1}  {:<12} {}",
-            call.call_id.to_string(),
-            call.choice_index,
-            call.kind.as_str(),
-            call.status.as_str(),
-            ids(call.prompt_token_ids.as_ref(), call.prompt_ids_source),
-            ids(call.completion_token_ids.as_ref(), call.completion_ids_source),
-            call.duration_us as f64 / 1000.0,
-            call.finish_reason.as_deref().unwrap_or("-"),
-            if call.trainable { "yes" } else { &reasons }
-        )?;
     }
     if !args.json {
         let is_local = |call: &Call| {
@@ -197,6 +185,31 @@ fn list_calls(out: &mut dyn Write, dir: &Path, session: &SessionId, args: &ListA
         }
     }
     Ok(())
+}
+
+/// What stands above lines of calls.
+pub(super) fn call_head() -> String {
+    format!(
+        "{:<36} {:>2} {:<8} {:<17} {:>7} {:>7} {:>9}  {:<12} trainable",
+        "call", "#", "kind", "status", "prompt", "sampled", "ms", "finish"
+    )
+}
+
+/// A call in a line.
+pub(super) fn call_line(call: &Call) -> String {
+    let reasons = call.not_trainable_reasons.join(", ");
+    format!(
+        "{:<36} {:>2} {:<8} {:<17} {:>7} {:>7} {:>9.1}  {:<12} {}",
+        call.call_id.to_string(),
+        call.choice_index,
+        call.kind.as_str(),
+        call.status.as_str(),
+        ids(call.prompt_token_ids.as_ref(), call.prompt_ids_source),
+        ids(call.completion_token_ids.as_ref(), call.completion_ids_source),
+        call.duration_us as f64 / 1000.0,
+        call.finish_reason.as_deref().unwrap_or("-"),
+        if call.trainable { "yes" } else { &reasons }
+    )
 }
 
 /// How many ids there are; those that the model has not told are marked.

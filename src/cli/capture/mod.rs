@@ -1,8 +1,13 @@
 //! `lego capture`: look into a capture folder.
 
+mod compact;
+mod ledger;
 mod list;
+mod prune;
 mod show;
+mod tail;
 mod turns;
+mod verify;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -10,8 +15,9 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser as _;
+use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::capture::{Query, Reader};
+use crate::capture::{Filter, Query, Reader};
 use crate::record::{Call, CallKind, SessionId};
 
 /// Look into captures, also while a run writes them.
@@ -27,6 +33,46 @@ enum Command {
     Ls(ListArgs),
     /// Show a session's conversation, or one call.
     Show(ShowArgs),
+    /// List the newest calls, and with -f those that follow, as they are captured.
+    Tail(tail::Args),
+    /// Check every file and every record; what is wrong is listed, and the exit code is 1.
+    Verify(verify::Args),
+    /// Where every sampled token went; if that does not add up, the calls are listed, and the exit code is 1.
+    Ledger(ledger::Args),
+    /// Remove old days whole; those that calls which stay go on from are kept.
+    Prune(prune::Args),
+    /// Make Parquet of what a writer that died left in the journal, and merge small files of each day.
+    Compact(compact::Args),
+}
+
+/// The folder that a command works on.
+#[derive(Debug, clap::Args)]
+struct Folder {
+    /// Folder with captures (the proxy's `capture_dir`), or a run's folder [default: ./captures].
+    #[arg(value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// The same, as `ls` and `show` take it.
+    #[arg(long, value_name = "DIR", conflicts_with = "dir")]
+    capture_dir: Option<PathBuf>,
+}
+
+impl Folder {
+    /// The folder that was named.
+    fn named(&self) -> &Path {
+        self.dir.as_deref().or(self.capture_dir.as_deref()).unwrap_or(Path::new("./captures"))
+    }
+
+    fn captures(&self) -> PathBuf {
+        captures(self.named())
+    }
+}
+
+/// A predicate on columns.
+#[derive(Debug, clap::Args)]
+struct Where {
+    /// Only calls for which this is true, as `status = 'ok' and completion_tokens > 100` (docs/captures.md).
+    #[arg(long = "where", value_name = "PREDICATE")]
+    filter: Option<Filter>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -46,6 +92,8 @@ struct ListArgs {
     /// One JSON object a line.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    r#where: Where,
 }
 
 #[derive(Debug, clap::Args)]
@@ -81,6 +129,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let shown = match &args.command {
         Command::Ls(args) => list::list(&mut out, args),
         Command::Show(args) => show::show(&mut out, args),
+        Command::Tail(args) => tail::run(&mut out, args),
+        Command::Verify(args) => verify::run(&mut out, args),
+        Command::Ledger(args) => ledger::run(&mut out, args),
+        Command::Prune(args) => prune::run(&mut out, args),
+        Command::Compact(args) => compact::run(&mut out, args),
     };
     let shown = shown.and_then(|()| Ok(out.flush()?));
     match shown {
@@ -120,4 +173,13 @@ fn time(us: i64) -> String {
     let seconds = us.div_euclid(1_000_000).rem_euclid(86_400);
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
     format!("{} {hours:02}:{minutes:02}:{:02}", crate::capture::date_of(us), seconds % 60)
+}
+
+/// How far a long work is: on a terminal, for bytes.
+fn progress(verb: &'static str) -> ProgressBar {
+    let bar = ProgressBar::new(0).with_message(verb);
+    match ProgressStyle::with_template("{msg} {bar:40} {bytes}/{total_bytes}, {elapsed}") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
 }

@@ -1,0 +1,307 @@
+//! The newest calls of a folder, and then those that are captured, as they come.
+//!
+//! A follower keeps each segment of the journal open and goes on where it stopped, so that nothing is lost when the
+//! segment becomes Parquet. One that came and went between two looks is known by the name of its Parquet file, and read
+//! from there. Every call comes once.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use super::error::CaptureError;
+use super::frame::{self, Frames, HEADER_LEN, Salt, Step};
+use super::layout::{self, DayFileName, SegmentName, date_of};
+use super::listing::{ListedFile, Listing, OpenSegment};
+use super::mark::Mark;
+use super::parquet_calls::{self, ParquetCalls};
+use super::payload;
+use super::reader::Query;
+use crate::record::{Call, CallId};
+
+/// Looks at damaged bytes until they are passed over: a writer may be taking a failed write back.
+const PATIENCE: u32 = 10;
+
+/// Follows one folder.
+pub struct Follow {
+    dir: PathBuf,
+    query: Query,
+    segments: BTreeMap<SegmentName, Followed>,
+    /// Names of the Parquet files whose calls were given, or come from a segment.
+    known: HashSet<String>,
+    /// Names of files that came with the last look, of segments that were not seen. They may not all be there yet: a
+    /// segment of two days becomes two files.
+    fresh: HashSet<String>,
+    warnings: Vec<String>,
+}
+
+/// A segment, and how far it was read.
+struct Followed {
+    path: PathBuf,
+    file: File,
+    salt: Option<Salt>,
+    at: u64,
+    /// A call written twice comes once.
+    seen: HashSet<(CallId, u16)>,
+    looks_at_damage: u32,
+}
+
+/// By time; the newest of a few are kept.
+struct ByTime(Call);
+
+impl ByTime {
+    fn key(&self) -> (i64, CallId, u16) {
+        (self.0.received_at, self.0.call_id, self.0.choice_index)
+    }
+}
+
+impl PartialEq for ByTime {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for ByTime {}
+
+impl PartialOrd for ByTime {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for ByTime {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+/// The newest calls, oldest on top.
+struct Newest {
+    count: usize,
+    calls: BinaryHeap<Reverse<ByTime>>,
+}
+
+impl Newest {
+    fn push(&mut self, call: Call) {
+        self.calls.push(Reverse(ByTime(call)));
+        if self.calls.len() > self.count {
+            self.calls.pop();
+        }
+    }
+
+    /// Nothing of an earlier day can be among them.
+    fn is_settled(&self, date: &str) -> bool {
+        let oldest = self.calls.peek().map(|Reverse(ByTime(call))| date_of(call.received_at));
+        self.count == 0 || (self.calls.len() == self.count && oldest.is_some_and(|oldest| *oldest >= *date))
+    }
+}
+
+impl Follow {
+    /// The newest `count` calls that `query` asks for, oldest first, and what follows them. Days before those that hold
+    /// them are not read.
+    ///
+    /// # Errors
+    /// The folder is missing, or a file cannot be read.
+    pub fn open(dir: &Path, query: Query, count: usize) -> Result<(Vec<Call>, Self), CaptureError> {
+        // What comes after this list and before the next is in that one, or not known yet.
+        let before = parquet_names(dir)?;
+        let Listing { segments, files } = Listing::of(dir, 0)?;
+        let listed = files.iter().filter_map(|file| Some(file.path.file_stem()?.to_str()?.to_owned()));
+        let mut follow = Self {
+            dir: dir.to_owned(),
+            query,
+            segments: BTreeMap::new(),
+            known: before.into_keys().chain(listed).collect(),
+            fresh: HashSet::new(),
+            warnings: vec![],
+        };
+        let mut newest = Newest { count, calls: BinaryHeap::new() };
+        for open in segments {
+            let name = open.name;
+            let mut followed = Followed::of(open);
+            followed.read(&follow.query, &mut |call| newest.push(call))?;
+            follow.segments.insert(name, followed);
+        }
+        let mut days: BTreeMap<&str, Vec<&ListedFile>> = BTreeMap::new();
+        for file in &files {
+            days.entry(&file.date).or_default().push(file);
+        }
+        for (date, files) in days.into_iter().rev() {
+            for file in files {
+                follow.read_parquet(&file.path, &mut |call| newest.push(call))?;
+            }
+            if newest.is_settled(date) {
+                break;
+            }
+        }
+        let calls = newest.calls.into_sorted_vec();
+        Ok((calls.into_iter().rev().map(|Reverse(ByTime(call))| call).collect(), follow))
+    }
+
+    /// Files that could not be read since this was last asked.
+    pub fn warnings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warnings)
+    }
+
+    /// Gives what was captured since the last look, in the order in which it was written.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn look(&mut self, give: &mut dyn FnMut(Call)) -> Result<(), CaptureError> {
+        let there = layout::segments(&self.dir)?;
+        for name in &there {
+            let path = name.journal_path(&self.dir);
+            if self.segments.contains_key(name) || self.known.contains(&parquet_stem(*name)) {
+                continue;
+            }
+            match File::open(&path) {
+                Ok(file) => {
+                    self.segments.insert(*name, Followed::of(OpenSegment { name: *name, path, file }));
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(CaptureError::io("open", &path)(error)),
+            }
+        }
+        let parquet = parquet_names(&self.dir)?;
+        for followed in self.segments.values_mut() {
+            followed.read(&self.query, give)?;
+        }
+        // What is no longer there was read to its end just now.
+        let known = &mut self.known;
+        self.segments.retain(|name, _| {
+            let stays = there.contains(name);
+            if !stays {
+                known.insert(parquet_stem(*name));
+            }
+            stays
+        });
+        let is_in_journal = |stem: &str| {
+            let name = layout::day_file_name(stem);
+            matches!(name, Some(DayFileName::Segment(name)) if there.contains(&name))
+        };
+        let new = parquet.into_iter().filter(|(stem, _)| !self.known.contains(stem) && !is_in_journal(stem));
+        let mut fresh = HashSet::new();
+        for (stem, paths) in new.collect::<Vec<_>>() {
+            if !self.fresh.contains(&stem) {
+                fresh.insert(stem);
+                continue;
+            }
+            // Its segment was there before the last look, and is gone now: so all its files are there.
+            if stem.starts_with("merged-") {
+                self.check_merged(&paths);
+            } else {
+                for path in &paths {
+                    let _mark = path.parent().map(Mark::share).transpose()?;
+                    self.read_parquet(path, give)?;
+                }
+            }
+            self.known.insert(stem);
+        }
+        self.fresh = fresh;
+        Ok(())
+    }
+
+    fn read_parquet(&mut self, path: &Path, give: &mut dyn FnMut(Call)) -> Result<(), CaptureError> {
+        match ParquetCalls::open(path, &self.query) {
+            Ok(calls) => {
+                for call in calls {
+                    give(call?);
+                }
+            }
+            Err(reason) => self.warnings.push(format!("left out {}: {reason}", path.display())),
+        }
+        Ok(())
+    }
+
+    /// A merged file has only what was given before, unless files came and were merged between two looks.
+    fn check_merged(&mut self, paths: &[PathBuf]) {
+        for path in paths {
+            let replaced = parquet_calls::replaces(path);
+            let missed: Vec<String> =
+                replaced.into_iter().filter(|stem| !self.known.contains(stem)).collect();
+            if !missed.is_empty() {
+                let missed = missed.join(", ");
+                self.warnings.push(format!(
+                    "{missed} became part of {} before it was read: `lego capture ls` has its calls",
+                    path.display()
+                ));
+            }
+        }
+    }
+}
+
+/// All Parquet files by name; a segment of two days has two files of one name.
+fn parquet_names(dir: &Path) -> Result<HashMap<String, Vec<PathBuf>>, CaptureError> {
+    let mut names: HashMap<String, Vec<PathBuf>> = HashMap::new();
+    for date in layout::days(dir)? {
+        for (path, _) in layout::day_files(&layout::day_folder(dir, &date))? {
+            let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().to_owned();
+            names.entry(stem).or_default().push(path);
+        }
+    }
+    Ok(names)
+}
+
+fn parquet_stem(name: SegmentName) -> String {
+    format!("calls-{}", name.stem())
+}
+
+impl Followed {
+    fn of(open: OpenSegment) -> Self {
+        let OpenSegment { path, file, .. } = open;
+        Self { path, file, salt: None, at: 0, seen: HashSet::new(), looks_at_damage: 0 }
+    }
+
+    /// Reads on, up to the last whole frame.
+    fn read(&mut self, query: &Query, give: &mut dyn FnMut(Call)) -> Result<(), CaptureError> {
+        let length = self.file.metadata().map_err(CaptureError::io("read", &self.path))?.len();
+        // A writer took back what it could not sync.
+        self.at = self.at.min(length);
+        if self.at == length {
+            return Ok(());
+        }
+        let Some(salt) = self.salt()? else {
+            return Ok(());
+        };
+        self.file.seek(SeekFrom::Start(self.at)).map_err(CaptureError::io("read", &self.path))?;
+        let source = BufReader::with_capacity(1 << 20, &self.file);
+        let mut frames = Frames::at_byte(source, salt, self.at);
+        loop {
+            match frames.step().map_err(CaptureError::io("read", &self.path))? {
+                Step::Frame(bytes) => {
+                    let calls = payload::decode(&bytes);
+                    for mut call in calls.map_err(|reason| CaptureError::corrupt(&self.path, reason))? {
+                        if self.seen.insert((call.call_id, call.choice_index)) && query.wants(&call) {
+                            query.strip(&mut call);
+                            give(call);
+                        }
+                    }
+                }
+                Step::Damage { .. } => {
+                    self.looks_at_damage += 1;
+                    if self.looks_at_damage < PATIENCE {
+                        return Ok(());
+                    }
+                }
+                Step::End { at, .. } => {
+                    self.at = at;
+                    return Ok(());
+                }
+            }
+            self.at = frames.at();
+        }
+    }
+
+    fn salt(&mut self) -> Result<Option<Salt>, CaptureError> {
+        if self.salt.is_none() {
+            let mut head = Vec::new();
+            self.file.seek(SeekFrom::Start(0)).map_err(CaptureError::io("read", &self.path))?;
+            let read = self.file.by_ref().take(HEADER_LEN as u64).read_to_end(&mut head);
+            read.map_err(CaptureError::io("read", &self.path))?;
+            self.salt = frame::parse_header(&head);
+            self.at = HEADER_LEN as u64;
+        }
+        Ok(self.salt)
+    }
+}

@@ -1,0 +1,233 @@
+//! Old days away, whole.
+//!
+//! A day goes only if nothing that stays needs it: no call of a day that is kept, or of the journal, goes on from expert
+//! routing that lies in it. Where that cannot be known the day stays, and the reason is told. A day is renamed before it
+//! is deleted, so that a crash leaves no half of a day to readers.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::error::CaptureError;
+use super::layout::{self, date_of, sync_folder};
+use super::lock::{self, Lock};
+use super::mark::Mark;
+use super::parquet_calls;
+use super::reader::SegmentCalls;
+use crate::record::{CallId, Routing};
+
+/// What became of a day that is old enough.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Pruned {
+    /// `YYYY-MM-DD`.
+    pub date: String,
+    pub files: usize,
+    pub bytes: u64,
+    /// It is gone, or would be.
+    pub is_removed: bool,
+    /// Why it stays.
+    pub reason: Option<String>,
+    /// It stays although nobody is known to need it: it is read, or something of it or of what stays is not known.
+    pub is_refused: bool,
+}
+
+/// Removes the days before `before` (`YYYY-MM-DD`) from `dir`, or with `is_dry` only tells which.
+///
+/// # Errors
+/// The folder is missing, or what stays cannot be read: then nobody knows what it needs, and nothing is removed.
+pub fn prune(dir: &Path, before: &str, is_dry: bool) -> Result<Vec<Pruned>, CaptureError> {
+    if !dir.is_dir() {
+        return Err(CaptureError::NoFolder { dir: dir.to_owned() });
+    }
+    let writer = lock::writer(dir)?;
+    // No writer is to begin meanwhile.
+    let _lock = if writer.is_none() && !is_dry { Some(Lock::take(dir)?) } else { None };
+    if !is_dry {
+        for folder in layout::half_pruned(dir)? {
+            fs::remove_dir_all(&folder).map_err(CaptureError::io("delete", &folder))?;
+        }
+    }
+    let (mut old, kept): (Vec<String>, Vec<String>) =
+        layout::days(dir)?.into_iter().partition(|date| is_date(date) && date.as_str() < before);
+    old.sort();
+    let mut work = Work { dir, writer, before, needed: HashSet::new() };
+    work.needs_of_journal()?;
+    for date in kept {
+        for file in work.files(&date)? {
+            let needs = work.needs_of(&file);
+            needs.map_err(|reason| {
+                CaptureError::corrupt(
+                    &file,
+                    format!("{reason}; what it needs is not known, so nothing is removed"),
+                )
+            })?;
+        }
+    }
+    let mut days: Vec<Day> = vec![];
+    for date in old {
+        let day = work.day(&date)?;
+        days.push(day);
+    }
+    // From the newest on: what stays may need what is older, and then that stays as well.
+    loop {
+        let mut is_changed = false;
+        for day in days.iter_mut().rev().filter(|day| day.pruned.reason.is_none()) {
+            if let Some((reason, is_refused)) = work.why_kept(day)? {
+                (day.pruned.reason, day.pruned.is_refused) = (Some(reason), is_refused);
+                for file in &day.files {
+                    // One that cannot be read is a reason to keep the day, and its needs are not known.
+                    if let Err(reason) = work.needs_of(file) {
+                        let reason = format!("{reason}; what it needs is not known, so nothing is removed");
+                        return Err(CaptureError::corrupt(file, reason));
+                    }
+                }
+                is_changed = true;
+            }
+        }
+        if !is_changed {
+            break;
+        }
+    }
+    for day in &mut days {
+        if day.pruned.reason.is_none() && !is_dry {
+            day.pruned.reason = work.remove(day)?;
+            day.pruned.is_refused = day.pruned.reason.is_some();
+        }
+        day.pruned.is_removed = day.pruned.reason.is_none();
+    }
+    Ok(days.into_iter().map(|day| day.pruned).collect())
+}
+
+/// `YYYY-MM-DD`. Other folders are not lego's.
+fn is_date(text: &str) -> bool {
+    let is_digit = |at: usize| text.as_bytes()[at].is_ascii_digit();
+    text.len() == 10
+        && text.is_ascii()
+        && (0..10).all(|at| if matches!(at, 4 | 7) { &text[at..=at] == "-" } else { is_digit(at) })
+}
+
+struct Work<'a> {
+    dir: &'a Path,
+    writer: Option<String>,
+    before: &'a str,
+    /// Calls that must stay because others go on from them.
+    needed: HashSet<CallId>,
+}
+
+/// A day that is old enough.
+struct Day {
+    pruned: Pruned,
+    files: Vec<PathBuf>,
+    /// Names of all that is in the folder.
+    names: Vec<String>,
+    has_routing: bool,
+}
+
+impl Work<'_> {
+    fn files(&self, date: &str) -> Result<Vec<PathBuf>, CaptureError> {
+        let files = layout::day_files(&layout::day_folder(self.dir, date))?;
+        Ok(files.into_iter().map(|(path, _)| path).collect())
+    }
+
+    fn day(&self, date: &str) -> Result<Day, CaptureError> {
+        let folder = layout::day_folder(self.dir, date);
+        let names = layout::file_names(&folder)?;
+        let files = self.files(date)?;
+        let size = |path: &PathBuf| fs::metadata(path).map(|metadata| metadata.len());
+        let bytes =
+            files.iter().map(size).sum::<Result<u64, _>>().map_err(CaptureError::io("read", &folder))?;
+        let (date, count) = (date.to_owned(), files.len());
+        let pruned = Pruned { date, files: count, bytes, is_removed: false, reason: None, is_refused: false };
+        Ok(Day { pruned, files, names, has_routing: false })
+    }
+
+    fn needs_of_journal(&mut self) -> Result<(), CaptureError> {
+        for name in layout::segments(self.dir)? {
+            let path = name.journal_path(self.dir);
+            let calls = match SegmentCalls::open(&path, None) {
+                Ok(calls) => calls,
+                // It is Parquet by now.
+                Err(CaptureError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            for call in calls {
+                self.needed.extend(call?.routing.as_ref().and_then(Routing::base).map(|base| base.call_id));
+            }
+        }
+        Ok(())
+    }
+
+    fn needs_of(&mut self, file: &Path) -> Result<(), String> {
+        let (before, needed) = (self.before, &mut self.needed);
+        let mut failed = None;
+        parquet_calls::bases(file, &mut |_, base, _| match base.map(str::parse::<CallId>) {
+            // Most go on from calls of their own day, which stays.
+            Some(Ok(base)) if made_on(base).is_none_or(|date| date.as_str() <= before) => {
+                needed.insert(base);
+            }
+            Some(Err(error)) => failed = Some(format!("column routing_base_call_id: {error}")),
+            _ => {}
+        })?;
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Why a day must stay, and whether that is for want of knowledge.
+    fn why_kept(&self, day: &mut Day) -> Result<Option<(String, bool)>, CaptureError> {
+        let foreign = day.names.iter().find(|name| !name.ends_with(".parquet"));
+        if let Some(name) = foreign {
+            return Ok(Some((format!("{name} in it is not lego's: take it away first"), true)));
+        }
+        let mut reason = None;
+        for file in &day.files {
+            let (has_routing, needed) = (&mut day.has_routing, &self.needed);
+            let read = parquet_calls::bases(file, &mut |id, _, is_routed| {
+                *has_routing |= is_routed;
+                if id.parse::<CallId>().is_ok_and(|id| needed.contains(&id)) && reason.is_none() {
+                    reason = Some(format!("calls that stay go on from routing in it, of call {id}"));
+                }
+            });
+            read.map_err(|reason| {
+                let reason = format!("{reason}; whether it may go is not known, so nothing is removed");
+                CaptureError::corrupt(file, reason)
+            })?;
+        }
+        if let Some(reason) = reason {
+            return Ok(Some((reason, false)));
+        }
+        if let Some(pid) = self.writer.as_ref().filter(|_| day.has_routing) {
+            let reason = format!(
+                "process {pid} writes, and its next call may go on from routing in it: stop it first"
+            );
+            return Ok(Some((reason, true)));
+        }
+        Ok(None)
+    }
+
+    /// Removes a day; or says why it stays.
+    fn remove(&self, day: &Day) -> Result<Option<String>, CaptureError> {
+        let folder = layout::day_folder(self.dir, &day.pruned.date);
+        let Some(_mark) = Mark::alone(&folder)? else {
+            return Ok(Some("it is being read: try again when that is over".to_owned()));
+        };
+        let aside = layout::pruned_folder(self.dir, &day.pruned.date);
+        fs::rename(&folder, &aside).map_err(CaptureError::io("rename", &folder))?;
+        // From here on no writer adds to it. What one added before was not looked at.
+        if layout::file_names(&aside)? != day.names {
+            fs::rename(&aside, &folder).map_err(CaptureError::io("rename", &aside))?;
+            return Ok(Some("a writer is adding to it: try again".to_owned()));
+        }
+        sync_folder(self.dir).map_err(CaptureError::io("sync", self.dir))?;
+        fs::remove_dir_all(&aside).map_err(CaptureError::io("delete", &aside))?;
+        Ok(None)
+    }
+}
+
+/// The day on which a call's id was made; `None` if the id does not tell.
+fn made_on(id: CallId) -> Option<String> {
+    let (seconds, _) = id.0.get_timestamp()?.to_unix();
+    Some(date_of(i64::try_from(seconds).ok()?.checked_mul(1_000_000)?))
+}

@@ -57,7 +57,7 @@ pub struct Proxy {
     /// Bytes of a reply that may wait for a slow harness before lego stops reading from the upstream.
     pub stream_buffer_size: usize,
     /// Bytes of a stream's copy that stay in memory. What is longer, and all but the last 8 KiB of each when the copies
-    /// of all calls together are over 24 MiB, waits for its record in a nameless file in `capture_dir`.
+    /// of all calls together are over 16 MiB, waits for its record in a nameless file in `capture_dir`.
     pub capture_buffer_size: usize,
     /// Folder of the capture: one writer at a time.
     pub capture_dir: PathBuf,

@@ -19,7 +19,7 @@ use crate::capture::{SLOT_BYTES, Slot, Spill};
 use crate::record::SinkError;
 
 /// Copies in memory that together are longer go to the file, all but the last part of each.
-const MEMORY_BYTES: usize = 24 << 20;
+const MEMORY_BYTES: usize = 16 << 20;
 /// What was read of replies whose copies lie in the file takes this much together at most.
 const READ_BYTES: usize = 4 << 20;
 /// Records are made from this many bytes of streams at once: each is there twice until it is in the store.

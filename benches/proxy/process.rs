@@ -19,7 +19,7 @@ impl Process {
         let config = dir.join("proxy.json");
         let settings = serde_json::json!({"proxy": {
             "upstream_base_url": upstream, "upstream_kind": "vllm", "listen_port": 0, "probe_upstream": false,
-            "max_in_flight": 20_000, "durability": durability, "capture_dir": captures(dir),
+            "max_in_flight": 20_000, "keep_alive_secs": 0, "durability": durability, "capture_dir": captures(dir),
         }});
         std::fs::write(&config, settings.to_string()).expect("written");
         let binary = std::env::var_os("LEGO_BENCH_BINARY");

@@ -120,7 +120,8 @@ impl Follow {
         for open in segments {
             let name = open.name;
             let mut followed = Followed::of(open);
-            followed.read(&follow.query, &mut |call| newest.push(call))?;
+            let passed = followed.read(&follow.query, false, &mut |call| newest.push(call))?;
+            follow.warnings.extend(passed);
             follow.segments.insert(name, followed);
         }
         let mut days: BTreeMap<&str, Vec<&ListedFile>> = BTreeMap::new();
@@ -164,8 +165,11 @@ impl Follow {
             }
         }
         let parquet = parquet_names(&self.dir)?;
-        for followed in self.segments.values_mut() {
-            followed.read(&self.query, give)?;
+        let last = there.last();
+        for (name, followed) in &mut self.segments {
+            // Only of the last one a failed write may be taken back.
+            let passed = followed.read(&self.query, Some(name) == last, give)?;
+            self.warnings.extend(passed);
         }
         // What is no longer there was read to its end just now.
         let known = &mut self.known;
@@ -253,8 +257,28 @@ impl Followed {
         Self { path, file, salt: None, at: 0, seen: HashSet::new(), looks_at_damage: 0 }
     }
 
-    /// Reads on, up to the last whole frame.
-    fn read(&mut self, query: &Query, give: &mut dyn FnMut(Call)) -> Result<(), CaptureError> {
+    /// Reads on, up to the last whole frame. Gives what is to be said of bytes that were passed over. `is_patient`: that
+    /// is, after some looks.
+    fn read(
+        &mut self,
+        query: &Query,
+        is_patient: bool,
+        give: &mut dyn FnMut(Call),
+    ) -> Result<Option<String>, CaptureError> {
+        let mut damaged = 0;
+        self.read_on(query, is_patient, &mut damaged, give)?;
+        Ok((damaged > 0).then(|| {
+            format!("{damaged} damaged bytes in {}: the calls in them are lost", self.path.display())
+        }))
+    }
+
+    fn read_on(
+        &mut self,
+        query: &Query,
+        is_patient: bool,
+        damaged: &mut u64,
+        give: &mut dyn FnMut(Call),
+    ) -> Result<(), CaptureError> {
         let length = self.file.metadata().map_err(CaptureError::io("read", &self.path))?.len();
         // A writer took back what it could not sync.
         self.at = self.at.min(length);
@@ -278,11 +302,12 @@ impl Followed {
                         }
                     }
                 }
-                Step::Damage { .. } => {
+                Step::Damage { bytes, .. } => {
                     self.looks_at_damage += 1;
-                    if self.looks_at_damage < PATIENCE {
+                    if is_patient && self.looks_at_damage < PATIENCE {
                         return Ok(());
                     }
+                    *damaged += bytes;
                 }
                 Step::End { at, .. } => {
                     self.at = at;

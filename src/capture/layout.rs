@@ -125,10 +125,11 @@ pub(super) fn pruned_folder(dir: &Path, date: &str) -> PathBuf {
     dir.join(format!("{PRUNED}date={date}"))
 }
 
-/// The days whose removal was begun and not ended.
-pub(super) fn half_pruned(dir: &Path) -> Result<Vec<PathBuf>, CaptureError> {
-    let names = file_names(dir)?.into_iter().filter(|name| name.starts_with(PRUNED));
-    Ok(names.map(|name| dir.join(name)).collect())
+/// The days whose removal was begun and not ended, each with its folder.
+pub(super) fn half_pruned(dir: &Path) -> Result<Vec<(String, PathBuf)>, CaptureError> {
+    let date = |name: &String| Some(name.strip_prefix(PRUNED)?.strip_prefix("date=")?.to_owned());
+    let names = file_names(dir)?.into_iter();
+    Ok(names.filter_map(|name| Some((date(&name)?, dir.join(name)))).collect())
 }
 
 /// The Parquet files of a day, sorted, each with what its name tells.
@@ -167,7 +168,8 @@ pub(super) fn file_names(folder: &Path) -> Result<Vec<String>, CaptureError> {
     let mut names = vec![];
     for entry in entries {
         let entry = entry.map_err(CaptureError::io("list", folder))?;
-        names.extend(entry.file_name().into_string());
+        // A name that is no text is none of lego's, and is seen all the same.
+        names.push(entry.file_name().to_string_lossy().into_owned());
     }
     names.sort();
     Ok(names)

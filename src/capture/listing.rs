@@ -35,6 +35,14 @@ pub(super) struct ListedFile {
     pub(super) _mark: Arc<Mark>,
 }
 
+impl ListedFile {
+    /// It was made of several files.
+    pub(super) fn is_merged(&self) -> bool {
+        let stem = self.path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+        matches!(layout::day_file_name(stem), Some(DayFileName::Merged(_)))
+    }
+}
+
 pub(super) struct Listing {
     /// Oldest first.
     pub(super) segments: Vec<OpenSegment>,

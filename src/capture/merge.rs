@@ -85,14 +85,21 @@ fn compact_day(dir: &Path, date: &str, target: u64, left: &mut Vec<String>) -> R
     let mut groups: Vec<(Vec<Source>, u64)> = vec![];
     for (path, name) in layout::day_files(&folder)? {
         let bytes = fs::metadata(&path).map_err(CaptureError::io("read", &path))?.len();
+        let is_merged = matches!(name, Some(DayFileName::Merged(_)));
         let Some(DayFileName::Segment(name) | DayFileName::Merged(name)) = name else {
             continue;
         };
         if bytes >= target {
             continue;
         }
+        // What is in the journal as well is of a segment of which a part could not be made into Parquet: the next writer
+        // does it again, under the same name.
+        if name.journal_path(dir).exists() {
+            left.push(format!("{}: its segment is still in the journal", path.display()));
+            continue;
+        }
         // Bytes that are not what was written must not get a new checksum.
-        if let Err(reason) = sound(&path) {
+        if let Err(reason) = sound(&path, is_merged) {
             left.push(format!("{}: {reason}", path.display()));
             continue;
         }
@@ -120,31 +127,47 @@ struct Source {
     name: SegmentName,
 }
 
-/// Whether a file is what was written.
-fn sound(path: &Path) -> Result<(), String> {
+/// Whether a file is what was written. One that was merged has a checksum.
+fn sound(path: &Path, is_merged: bool) -> Result<(), String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
     let metadata = parquet_calls::metadata(path)?;
     parquet_calls::check_version(&metadata)?;
     match summed::check(&file, metadata.file_metadata().key_value_metadata()) {
+        Ok(Sum::Absent) if is_merged => Err("it has lost its checksum".to_owned()),
         Ok(Sum::Right | Sum::Absent) => Ok(()),
         Ok(Sum::Wrong(found)) => Err(found),
         Err(error) => Err(error.to_string()),
     }
 }
 
-/// Deletes the files whose calls are in a merged one; false if somebody reads the day, and so they stay.
+/// Deletes the files whose calls are in a merged one; false if they have to stay: somebody reads the day, or the merged
+/// one is not what was written. One of which all sources are there is deleted itself then.
 fn delete_replaced(folder: &Path, left: &mut Vec<String>) -> Result<bool, CaptureError> {
     let mut replaced = vec![];
+    let mut is_whole = true;
     for (path, name) in layout::day_files(folder)? {
-        if matches!(name, Some(DayFileName::Merged(_))) {
-            let stems = parquet_calls::replaces(&path).into_iter();
-            replaced.extend(
-                stems.map(|stem| folder.join(format!("{stem}.parquet"))).filter(|path| path.exists()),
-            );
+        if !matches!(name, Some(DayFileName::Merged(_))) {
+            continue;
+        }
+        let stems = parquet_calls::replaces(&path).into_iter();
+        let sources: Vec<PathBuf> = stems.map(|stem| folder.join(format!("{stem}.parquet"))).collect();
+        if !sources.iter().any(|source| source.exists()) {
+            continue;
+        }
+        let Err(reason) = sound(&path, true) else {
+            replaced.extend(sources.into_iter().filter(|source| source.exists()));
+            continue;
+        };
+        if sources.iter().all(|source| sound(source, false).is_ok()) {
+            left.push(format!("{}: {reason}; it goes, and what it was made of stays", path.display()));
+            replaced.push(path);
+        } else {
+            left.push(format!("{}: {reason}; so what is left of its sources stays", path.display()));
+            is_whole = false;
         }
     }
     if replaced.is_empty() {
-        return Ok(true);
+        return Ok(is_whole);
     }
     let Some(_mark) = Mark::alone(folder)? else {
         let files = replaced.len();
@@ -155,7 +178,7 @@ fn delete_replaced(folder: &Path, left: &mut Vec<String>) -> Result<bool, Captur
         fs::remove_file(&path).map_err(CaptureError::io("delete", &path))?;
     }
     sync_folder(folder).map_err(CaptureError::io("sync", folder))?;
-    Ok(true)
+    Ok(is_whole)
 }
 
 /// Calls in this order are sorted.
@@ -190,7 +213,8 @@ fn write_merged(
     let salt = uuid::Uuid::new_v4().into_bytes();
     let number = sources.iter().map(|source| source.name.number).max().unwrap_or(0);
     let name = SegmentName { number, salt: std::array::from_fn(|i| salt[i] ^ salt[i + 8]) };
-    let mut sorter = Sorter { dir, date, name, pending: vec![], bytes: 0, run_bytes, runs: vec![], rows: 0 };
+    let mut sorter =
+        Sorter { dir, date, name, pending: vec![], bytes: 0, run_bytes, runs: vec![], rows: 0, doubled: 0 };
     let mut rows = 0;
     for Source { path, .. } in sources {
         let corrupt = |reason: String| CaptureError::corrupt(path, reason);
@@ -213,7 +237,11 @@ fn write_merged(
     for path in &sorter.runs {
         runs.push(SegmentCalls::open(path, None)?);
     }
-    merge(runs, &mut |call| file.push(call))?;
+    let merged = merge(runs, &mut |call| file.push(call))?;
+    if merged + sorter.doubled != rows {
+        let reason = format!("{merged} of {rows} records came back from their sorted runs");
+        return Err(CaptureError::corrupt(&layout::day_folder(dir, date), reason));
+    }
     file.seal()?;
     Ok(Merged { file, path: name.merged_path(dir, date), runs: sorter.runs })
 }
@@ -228,6 +256,8 @@ struct Sorter<'a> {
     run_bytes: usize,
     runs: Vec<PathBuf>,
     rows: u64,
+    /// Rows that a run had already.
+    doubled: u64,
 }
 
 impl Sorter<'_> {
@@ -244,6 +274,9 @@ impl Sorter<'_> {
             return Ok(());
         }
         self.pending.sort_by(|a, b| key(a).cmp(&key(b)));
+        let rows = self.pending.len();
+        self.pending.dedup_by(|a, b| key(a) == key(b));
+        self.doubled += (rows - self.pending.len()) as u64;
         let path = self.name.run_path(self.dir, self.date, self.runs.len());
         let failed = || CaptureError::io("write", &path);
         let file = File::create(&path).map_err(failed())?;
@@ -292,19 +325,20 @@ impl Ord for Head {
     }
 }
 
-/// Gives the calls of all runs in order, each once.
+/// Gives the calls of all runs in order, each once. Returns how many there were in the runs.
 fn merge(
     mut runs: Vec<SegmentCalls>,
     give: &mut dyn FnMut(Call) -> Result<(), CaptureError>,
-) -> Result<(), CaptureError> {
+) -> Result<u64, CaptureError> {
     let mut heads = BinaryHeap::new();
     for (run, calls) in runs.iter_mut().enumerate() {
         if let Some(call) = calls.next() {
             heads.push(Reverse(Head { call: call?, run }));
         }
     }
-    let mut last = None;
+    let (mut last, mut count) = (None, 0);
     while let Some(Reverse(Head { call, run })) = heads.pop() {
+        count += 1;
         if let Some(next) = runs[run].next() {
             heads.push(Reverse(Head { call: next?, run }));
         }
@@ -314,7 +348,7 @@ fn merge(
             give(call)?;
         }
     }
-    Ok(())
+    Ok(count)
 }
 
 #[cfg(test)]

@@ -45,7 +45,8 @@ pub fn prune(dir: &Path, before: &str, is_dry: bool) -> Result<Vec<Pruned>, Capt
     // No writer is to begin meanwhile.
     let _lock = if writer.is_none() && !is_dry { Some(Lock::take(dir)?) } else { None };
     if !is_dry {
-        for folder in layout::half_pruned(dir)? {
+        let half = layout::half_pruned(dir)?.into_iter();
+        for folder in half.filter(|(date, _)| is_date(date)).map(|(_, folder)| folder) {
             fs::remove_dir_all(&folder).map_err(CaptureError::io("delete", &folder))?;
         }
     }

@@ -74,6 +74,7 @@ pub struct Reader {
     current: Option<(ParquetCalls, ListedFile)>,
     skipped: Vec<String>,
     damaged_bytes: u64,
+    lost_bytes: u64,
 }
 
 impl Reader {
@@ -101,7 +102,7 @@ impl Reader {
         let skipped = layout::damaged(dir)?.iter().map(aside).collect();
         let rows = (!query.without_routing).then(Joiner::default);
         let (dir, files, current) = (dir.to_owned(), files.into(), None);
-        Ok(Self { dir, query, rows, files, segments, current, skipped, damaged_bytes: 0 })
+        Ok(Self { dir, query, rows, files, segments, current, skipped, damaged_bytes: 0, lost_bytes: 0 })
     }
 
     /// The rows of a session's calls as they lie in the store, but for what is damaged: who reads those calls is told.
@@ -135,6 +136,12 @@ impl Reader {
     #[must_use]
     pub fn damaged_bytes(&self) -> u64 {
         self.damaged_bytes
+    }
+
+    /// Those of them behind which whole frames follow: they are no end that a writer has not finished.
+    #[must_use]
+    pub fn lost_bytes(&self) -> u64 {
+        self.lost_bytes
     }
 
     fn next_from_parquet(&mut self) -> Option<Result<Call, CaptureError>> {
@@ -171,6 +178,7 @@ impl Reader {
                 Some(Err(error)) => return Some(Err(error)),
                 None => {
                     self.damaged_bytes += segment.damaged_bytes;
+                    self.lost_bytes += segment.lost_bytes;
                     self.segments.pop_front();
                 }
             }
@@ -202,6 +210,8 @@ pub(super) struct SegmentCalls {
     length: Option<u64>,
     /// Bytes so far that hold no call although they should.
     pub(super) damaged_bytes: u64,
+    /// Those of them behind which whole frames follow.
+    lost_bytes: u64,
 }
 
 impl SegmentCalls {
@@ -229,7 +239,7 @@ impl SegmentCalls {
         let behind = length.unwrap_or(u64::MAX).saturating_sub(HEADER_LEN as u64);
         let frames = salt.map(|salt| Frames::new(BufReader::with_capacity(1 << 20, file.take(behind)), salt));
         let (ready, seen) = (VecDeque::new(), HashSet::new());
-        Ok(Self { path, frames, ready, seen, length, damaged_bytes })
+        Ok(Self { path, frames, ready, seen, length, damaged_bytes, lost_bytes: 0 })
     }
 
     /// Reads frames until one with new calls; false at the end.
@@ -245,7 +255,10 @@ impl SegmentCalls {
                     let new = calls.into_iter();
                     self.ready = new.filter(|c| self.seen.insert((c.call_id, c.choice_index))).collect();
                 }
-                Step::Damage { bytes, .. } => self.damaged_bytes += bytes,
+                Step::Damage { bytes, .. } => {
+                    self.damaged_bytes += bytes;
+                    self.lost_bytes += bytes;
+                }
                 Step::End { at, torn } => {
                     let missing = self.length.map_or(0, |length| length.saturating_sub(at + torn));
                     self.damaged_bytes += torn + missing;

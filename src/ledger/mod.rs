@@ -230,6 +230,14 @@ impl Work<'_> {
             }
         }
         self.ledger.skipped = reader.skipped().to_vec();
+        let lost = reader.lost_bytes();
+        let lost =
+            (lost > 0).then(|| format!("{lost} damaged bytes of the journal: the calls in them are lost"));
+        let left_out = self.ledger.skipped.iter().map(|file| format!("left out {file}"));
+        // Nobody knows what they hold.
+        for found in left_out.chain(lost).collect::<Vec<_>>() {
+            self.ledger.offences.push(Offence { call_id: None, session_id: None, trial_id: None, found });
+        }
         sessions.retain(|session, _| wanted.contains(session));
         if let Some(kept) = &mut kept {
             kept.retain(|counted| wanted.contains(&counted.call.session_id));
@@ -283,7 +291,8 @@ impl Work<'_> {
         let mut reported: BTreeMap<CallId, (Option<u64>, u64)> = BTreeMap::new();
         for call in calls.iter().filter(|call| wanted.contains(&call.call_id)) {
             let (usage, ids) = reported.entry(call.call_id).or_default();
-            *usage = usage.or(call.usage.map(|usage| usage.completion_tokens));
+            // A choice that ended before the others may have what was counted by then.
+            *usage = (*usage).max(call.usage.map(|usage| usage.completion_tokens));
             *ids += call.sampled_ids().map_or(0, <[u32]>::len) as u64;
         }
         for (id, (usage, ids)) in reported {

@@ -238,3 +238,43 @@ async fn what_the_trainer_did_is_read_from_the_run() {
     let words = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(1) && words.contains("trials/eval/result.json"), "{words}");
 }
+
+#[tokio::test]
+async fn calls_that_cannot_be_read_are_no_balance() {
+    let dir = tempfile::tempdir().expect("folder");
+    let writer = Writer::open(dir.path(), WriterOptions::default()).expect("free folder");
+    for _ in 0..3 {
+        writer.append(vec![call("one", &[1], &[2, 3])]).await.expect("room");
+    }
+    let journal = dir.path().join("journal");
+    let segment = fs::read_dir(&journal).expect("folder").next().expect("one").expect("entry").path();
+    let whole = fs::read(&segment).expect("read");
+    let mut damaged = whole.clone();
+    damaged[whole.len() / 2] ^= 1;
+    fs::write(&segment, &damaged).expect("written");
+    let output = ledger(dir.path(), &[]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.code() == Some(1) && text.contains("damaged bytes of the journal"), "{output:?}");
+    // What a writer has not finished yet is no damage.
+    fs::write(&segment, &whole[..whole.len() - 5]).expect("written");
+    assert_eq!(json_lines(dir.path(), &[]).last().expect("a total")["is_balanced"], true);
+    fs::write(&segment, &whole).expect("written");
+    writer.close().await;
+    let day = fs::read_dir(dir.path()).expect("folder").map(|entry| entry.expect("entry").path());
+    let day = day
+        .into_iter()
+        .find(|path| {
+            path.join("..").join("journal") != *path
+                && path.is_dir()
+                && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("date="))
+        })
+        .expect("a day");
+    fs::write(day.join("calls-cut.parquet"), b"PAR1").expect("written");
+    let lines = json_lines(dir.path(), &[]);
+    assert_eq!(lines.last().expect("a total")["is_balanced"], false);
+    assert!(
+        lines
+            .iter()
+            .any(|line| line["offence"]["found"].as_str().is_some_and(|text| text.contains("calls-cut")))
+    );
+}

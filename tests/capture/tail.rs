@@ -132,3 +132,22 @@ async fn a_predicate_holds_for_what_follows_and_a_closed_pipe_ends_it() {
     assert_eq!(tail.child.wait().expect("ended").code(), Some(0));
     writer.close().await;
 }
+
+#[tokio::test]
+async fn calls_behind_damaged_bytes_come_and_the_damage_is_told() {
+    let dir = tempfile::tempdir().expect("folder");
+    let writer = Writer::open(dir.path(), WriterOptions::default()).expect("free folder");
+    for number in 0..4 {
+        writer.append(vec![numbered(number)]).await.expect("room");
+    }
+    let journal = dir.path().join("journal");
+    let segment = std::fs::read_dir(&journal).expect("folder").next().expect("one").expect("entry").path();
+    let mut bytes = std::fs::read(&segment).expect("read");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&segment, &bytes).expect("written");
+    let output = tail(dir.path(), &["--json"]).output().expect("lego runs");
+    assert_eq!(sessions(&String::from_utf8_lossy(&output.stdout)).len(), 3);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("damaged bytes"), "{output:?}");
+    drop(writer);
+}

@@ -95,7 +95,11 @@ async fn a_choice_that_ends_early_is_committed_while_the_others_go_on() {
         for part in parts {
             let Part::Event(data) = &part else { unreachable!("events only") };
             if data.contains("\"choices\":[{\"index\":0") {
-                first.push(part);
+                // As where each chunk has a usage: that of the call is known at its end.
+                let usage = r#""usage":{"prompt_tokens":1,"completion_tokens":3}"#;
+                assert!(!data.contains("usage"), "{data}");
+                let data = format!("{},{usage}}}", data.strip_suffix('}').expect("an object"));
+                first.push(Part::Event(data));
             } else if data.contains("\"choices\":[{\"index\":1") {
                 second.push(part);
             } else {
@@ -115,7 +119,7 @@ async fn a_choice_that_ends_early_is_committed_while_the_others_go_on() {
     let (reply, ()) = tokio::join!(text(response), async {
         let calls = setup.sink.calls(1).await;
         assert_eq!(calls[0].choice_index, 0);
-        assert_eq!(calls[0].status, CallStatus::Ok);
+        assert_eq!((calls[0].status, calls[0].usage), (CallStatus::Ok, None));
         setup.mock.open_gate();
     });
     assert!(reply.ends_with(b"data: [DONE]\n\n"));

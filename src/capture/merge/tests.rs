@@ -141,3 +141,52 @@ async fn files_are_put_together_up_to_a_size_and_a_call_in_two_of_them_comes_onc
     // A writer numbers its segments on from there.
     assert_eq!(layout::last_number(dir).expect("listed"), Some(9));
 }
+
+#[tokio::test]
+async fn a_merged_file_that_was_damaged_costs_nothing_while_its_sources_are_there() {
+    let dir = tempfile::tempdir().expect("folder");
+    let dir = dir.path();
+    let wanted = store(dir).await;
+    let reader = Reader::open(dir, Query::default()).expect("readable");
+    compacted(dir);
+    let folder = layout::day_folder(dir, DATE);
+    let merged = || {
+        let files = layout::day_files(&folder).expect("listed").into_iter();
+        files.filter(|(_, name)| matches!(name, Some(DayFileName::Merged(_)))).map(|(path, _)| path).next()
+    };
+    let spoiled = merged().expect("a merged file");
+    let mut bytes = fs::read(&spoiled).expect("read");
+    bytes[100] ^= 1;
+    fs::write(&spoiled, &bytes).expect("written");
+    drop(reader);
+    let days = compacted(dir);
+    assert!(days[0].left[0].contains("it goes, and what it was made of stays"), "{days:?}");
+    is_done(dir, &wanted);
+    // Where a source is gone the others are all that is left of it.
+    let whole = merged().expect("a merged file");
+    fs::copy(&whole, dir.join("whole")).expect("copied");
+    let source = parquet_calls::replaces(&whole).remove(0);
+    fs::copy(&whole, folder.join(format!("{source}.parquet"))).expect("copied");
+    let mut bytes = fs::read(&whole).expect("read");
+    bytes[100] ^= 1;
+    fs::write(&whole, &bytes).expect("written");
+    let days = compacted(dir);
+    assert!(days[0].left[0].contains("so what is left of its sources stays"), "{days:?}");
+    assert!(folder.join(format!("{source}.parquet")).exists() && whole.exists());
+}
+
+#[tokio::test]
+async fn what_is_in_the_journal_as_well_is_not_merged() {
+    let dir = tempfile::tempdir().expect("folder");
+    let dir = dir.path();
+    let wanted = store(dir).await;
+    let first = sources(dir).remove(0);
+    let journal = first.name.journal_path(dir);
+    fs::write(&journal, frame::header(first.name.salt)).expect("written");
+    let mut left = vec![];
+    compact_day(dir, DATE, u64::MAX, &mut left).expect("compacted");
+    assert!(left.len() == 1 && left[0].contains("still in the journal"), "{left:?}");
+    assert!(first.path.exists());
+    fs::remove_file(&journal).expect("removed");
+    assert_eq!(read(dir), wanted);
+}

@@ -24,8 +24,11 @@ pub(super) struct Cross {
     /// When the first of all calls was received. Those of days before it may have been pruned.
     oldest: Option<i64>,
     /// A power of two.
+    /// Those whose ids leave `slice` when they are divided by `slices` are in mind.
     slices: u128,
     slice: u128,
+    /// What other passes are to look at, each a number of slices and a slice of those.
+    rest: Vec<(u128, u128)>,
     calls: HashMap<CallId, Known>,
     named: Vec<Named>,
     file: Arc<Path>,
@@ -103,7 +106,16 @@ struct Named {
 impl Cross {
     pub(super) fn new(room: usize) -> Self {
         let (calls, named) = (HashMap::new(), vec![]);
-        Self { room, oldest: None, slices: 1, slice: 0, calls, named, file: Arc::from(PathBuf::new()) }
+        Self {
+            room,
+            oldest: None,
+            slices: 1,
+            slice: 0,
+            rest: vec![],
+            calls,
+            named,
+            file: Arc::from(PathBuf::new()),
+        }
     }
 
     fn is_mine(&self, id: CallId) -> bool {
@@ -148,7 +160,8 @@ impl Cross {
         known.is_prompt_said |= invariants::says(call, &["prompt_ids_usage_mismatch"]);
         if let Some(ids) = call.sampled_ids() {
             known.sampled += ids.len() as u64;
-            known.completion = known.completion.or(call.usage.map(|usage| usage.completion_tokens));
+            // A choice that ended before the others may have what was counted by then.
+            known.completion = known.completion.max(call.usage.map(|usage| usage.completion_tokens));
         }
         let prompt = call.prompt_token_ids.as_ref().filter(|_| call.prompt_ids_source.is_exact());
         // Only completions have several prompts in one call.
@@ -159,6 +172,8 @@ impl Cross {
             _ => known.prompt,
         };
         while self.calls.len() > self.room {
+            // The other half has a pass of its own.
+            self.rest.push((2 * self.slices, self.slice + self.slices));
             self.slices *= 2;
             let (slices, slice) = (self.slices, self.slice);
             let is_mine = |id: CallId| id.0.as_u128() % slices == slice;
@@ -197,8 +212,11 @@ impl Cross {
 
     /// Turns to the next slice; false: all are done.
     pub(super) fn next_pass(&mut self) -> bool {
-        self.slice += 1;
-        self.slice < self.slices
+        let Some(next) = self.rest.pop() else {
+            return false;
+        };
+        (self.slices, self.slice) = next;
+        true
     }
 
     /// Reads all records again.
@@ -262,7 +280,7 @@ mod tests {
         let count = |invariant| all.iter().filter(|finding| finding.invariant == invariant).count();
         assert_eq!(["once", "retry_of", "completion_usage"].map(count), [20, 50, 134]);
         let (several, passes) = find(20);
-        assert!(passes >= 16, "{passes}");
+        assert!(passes >= 10, "{passes}");
         assert_eq!(several, all);
     }
 }

@@ -177,6 +177,9 @@ impl Work<'_> {
         let pairs = metadata.metadata().file_metadata().key_value_metadata();
         match summed::check(&file, pairs).map_err(CaptureError::io("read", path))? {
             Sum::Right => {}
+            Sum::Absent if listed.is_merged() => {
+                self.tell(Finding::of_file(path, "parquet_checksum", "it has lost its checksum".to_owned()));
+            }
             Sum::Absent => self.verified.files_without_checksum += 1,
             Sum::Wrong(found) => self.tell(Finding::of_file(path, "parquet_checksum", found)),
         }
@@ -236,9 +239,8 @@ impl Work<'_> {
         }
         let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(open()?, metadata.clone());
         let described = RowGroup::new(&builder, group);
-        for (column, value) in found.values() {
-            let is_ruled_out = Filter::equals(column, value.clone()).is_some_and(|f| !f.may_hold(&described));
-            if is_ruled_out {
+        for (column, value, filter) in found.values() {
+            if filter.is_some_and(|filter| !filter.may_hold(&described)) {
                 let found = format!(
                     "row group {group}: statistics or Bloom filter say that {column} {value} is not in it"
                 );
@@ -369,6 +371,8 @@ struct Found {
     sessions: HashSet<String>,
     trials: HashSet<String>,
     calls: Option<(CallId, CallId)>,
+    /// The first and the last.
+    received_at: Option<(i64, i64)>,
 }
 
 impl Found {
@@ -379,14 +383,23 @@ impl Found {
         self.trials.extend(call.trial_id.as_ref().map(ToString::to_string));
         let (first, last) = self.calls.unwrap_or((call.call_id, call.call_id));
         self.calls = Some((first.min(call.call_id), last.max(call.call_id)));
+        let at = call.received_at;
+        let (first, last) = self.received_at.unwrap_or((at, at));
+        self.received_at = Some((first.min(at), last.max(at)));
     }
 
-    fn values(self) -> impl Iterator<Item = (&'static str, String)> {
+    /// Columns, values, and the predicates that they are equal.
+    fn values(self) -> impl Iterator<Item = (&'static str, String, Option<Filter>)> {
         let calls = self.calls.into_iter().flat_map(|(first, last)| [first, last]);
-        let named = |name: &'static str| move |value: String| (name, value);
+        let named =
+            |name: &'static str| move |value: String| (name, value.clone(), Filter::equals(name, value));
         let sessions = self.sessions.into_iter().map(named("session_id"));
         let trials = self.trials.into_iter().map(named("trial_id"));
-        sessions.chain(trials).chain(calls.map(|id| ("call_id", id.to_string())))
+        let calls = calls.map(|id| id.to_string()).map(named("call_id"));
+        let times = self.received_at.into_iter().flat_map(|(first, last)| [first, last]);
+        let times =
+            times.map(|at| ("received_at", at.to_string(), format!("received_at = {at}").parse().ok()));
+        sessions.chain(trials).chain(calls).chain(times)
     }
 }
 

@@ -65,9 +65,6 @@ pub(super) fn run(out: &mut dyn Write, args: &Args) -> anyhow::Result<()> {
     let ledger = crate::ledger::ledger(&dir, books.as_ref(), args.by.into(), filter, &mut progress);
     bar.finish_and_clear();
     let ledger = ledger?;
-    for file in &ledger.skipped {
-        errln!("warning: left out {file}");
-    }
     let name = dir.canonicalize().unwrap_or_else(|_| dir.clone());
     let name = if books.is_some() { name.parent().unwrap_or(&name).display() } else { name.display() };
     if args.json {

@@ -25,9 +25,13 @@ pub(super) struct Args {
     json: bool,
 }
 
+/// A century.
+const MOST_DAYS: u32 = 36_525;
+
 fn days(text: &str) -> Result<u32, String> {
     let number = text.strip_suffix('d').and_then(|number| number.parse().ok());
-    number.ok_or_else(|| "a number of days is to stand here, as 30d".to_owned())
+    let number = number.filter(|number| *number <= MOST_DAYS);
+    number.ok_or_else(|| format!("a number of days up to {MOST_DAYS} is to stand here, as 30d"))
 }
 
 /// Removes days, and says which.

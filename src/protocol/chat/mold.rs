@@ -351,8 +351,11 @@ impl<'a> Reading<'a> {
         let digits = self.digits()?;
         let is_one = !matches!(self.text.get(self.at), Some(b'.' | b'e' | b'E'));
         let is_plain = is_one && (digits.len() == 1 || digits[0] != b'0') && digits.len() <= 10;
+        if !is_plain {
+            return None;
+        }
         let value = digits.iter().fold(0_u64, |value, digit| 10 * value + u64::from(digit - b'0'));
-        u32::try_from(value).ok().filter(|_| is_plain)
+        u32::try_from(value).ok()
     }
 
     fn number(&mut self) -> Option<&'a str> {

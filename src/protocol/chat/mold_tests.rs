@@ -154,6 +154,7 @@ fn what_says_more_is_not_compared() {
         choice("stop_reason", json!("x")),
         choice("text", json!("and text")),
         choice("index", json!(65_536)),
+        plain.to_string().replace("\"index\":0", &format!("\"index\":{}", "9".repeat(40))),
         choice("index", json!(-1)),
         set("/choices/0/delta/tool_calls", json!([{"index": 0, "function": {"arguments": "{"}}])),
         set("/choices/0/delta/refusal", json!("no")),

@@ -133,7 +133,8 @@ impl Open {
             text: reply.choices.contains_key(&index).then(|| choice.text.clone()),
             tool_calls: (!choice.tool_calls.is_empty()).then(|| tool_calls(choice)),
             finish_reason: choice.finish_reason.clone(),
-            usage: reply.usage.map(|usage| Usage {
+            // Before the end it counts what there is by then.
+            usage: reply.usage.filter(|_| self.is_done).map(|usage| Usage {
                 prompt_tokens: usage.prompt_tokens,
                 completion_tokens: usage.completion_tokens,
                 cached_tokens: usage.cached_tokens,

@@ -27,7 +27,7 @@ const BACKLOG: u32 = 4096;
 /// A client that has not sent a request's head after this time loses its connection.
 const HEAD_LIMIT: Duration = Duration::from_secs(60);
 /// Bytes of a reply that a connection takes ahead of its client, and of a request's head. By itself hyper takes 400 kB.
-const BUFFER_BYTES: usize = 24 << 10;
+const BUFFER_BYTES: usize = 16 << 10;
 /// Most headers of a request: clients behind gateways have many. Of more, hyper says 431 without a word.
 const MAX_HEADERS: usize = 256;
 /// Connections get this long to send what is on its way after their calls were ended.

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use super::error::CaptureError;
 
-/// How often the lock is tried: whoever asks [`writer`] has it for a moment.
-const TRIES: usize = 10;
+/// How often the lock is tried: whoever asks [`writer`] has it for a moment, and a child process that another thread
+/// starts has what this process has just closed, until it runs its program.
+const TRIES: usize = 100;
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Held while a writer is open; dropping it frees the folder.

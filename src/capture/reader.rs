@@ -138,10 +138,14 @@ impl Reader {
         self.damaged_bytes
     }
 
-    /// Those of them behind which whole frames follow: they are no end that a writer has not finished.
+    /// What calls may be missing so far, in words: [`Reader::skipped`], and bytes of the journal whose checksum is wrong
+    /// and behind which whole frames follow, so that they are no end that a writer has not finished.
     #[must_use]
-    pub fn lost_bytes(&self) -> u64 {
-        self.lost_bytes
+    pub fn left_out(&self) -> Vec<String> {
+        let lost = self.lost_bytes;
+        let lost =
+            (lost > 0).then(|| format!("{lost} damaged bytes of the journal: the calls in them are lost"));
+        self.skipped.iter().cloned().chain(lost).collect()
     }
 
     fn next_from_parquet(&mut self) -> Option<Result<Call, CaptureError>> {

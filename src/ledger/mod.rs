@@ -78,8 +78,6 @@ pub struct Ledger {
     /// By the name of what they are of; empty for [`By::Run`].
     pub accounts: BTreeMap<String, Account>,
     pub offences: Vec<Offence>,
-    /// Files that could not be read, each with the reason.
-    pub skipped: Vec<String>,
 }
 
 /// Why there is no ledger.
@@ -229,13 +227,9 @@ impl Work<'_> {
                 kept.push(counted);
             }
         }
-        self.ledger.skipped = reader.skipped().to_vec();
-        let lost = reader.lost_bytes();
-        let lost =
-            (lost > 0).then(|| format!("{lost} damaged bytes of the journal: the calls in them are lost"));
-        let left_out = self.ledger.skipped.iter().map(|file| format!("left out {file}"));
-        // Nobody knows what they hold.
-        for found in left_out.chain(lost).collect::<Vec<_>>() {
+        // Nobody knows what these hold.
+        for found in reader.left_out() {
+            let found = format!("left out {found}");
             self.ledger.offences.push(Offence { call_id: None, session_id: None, trial_id: None, found });
         }
         sessions.retain(|session, _| wanted.contains(session));

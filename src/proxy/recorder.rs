@@ -206,7 +206,7 @@ impl Open {
     }
 
     /// Makes room for blocks of a stream.
-    pub(super) fn expect(&mut self, bytes: usize) {
+    pub(super) fn reserve(&mut self, bytes: usize) {
         self.kept.reserve(bytes);
     }
 

@@ -260,15 +260,8 @@ async fn calls_that_cannot_be_read_are_no_balance() {
     assert_eq!(json_lines(dir.path(), &[]).last().expect("a total")["is_balanced"], true);
     fs::write(&segment, &whole).expect("written");
     writer.close().await;
-    let day = fs::read_dir(dir.path()).expect("folder").map(|entry| entry.expect("entry").path());
-    let day = day
-        .into_iter()
-        .find(|path| {
-            path.join("..").join("journal") != *path
-                && path.is_dir()
-                && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("date="))
-        })
-        .expect("a day");
+    let mut entries = fs::read_dir(dir.path()).expect("folder").map(|entry| entry.expect("entry").path());
+    let day = entries.find(|path| path.to_string_lossy().contains("date=")).expect("a day");
     fs::write(day.join("calls-cut.parquet"), b"PAR1").expect("written");
     let lines = json_lines(dir.path(), &[]);
     assert_eq!(lines.last().expect("a total")["is_balanced"], false);

@@ -163,8 +163,8 @@ fn load(dir: &Path, query: Query) -> anyhow::Result<Vec<Call>> {
 }
 
 fn warn_skipped(reader: &Reader) {
-    for file in reader.skipped() {
-        errln!("warning: left out {file}");
+    for what in reader.left_out() {
+        errln!("warning: left out {what}");
     }
 }
 

@@ -257,7 +257,7 @@ impl Relay {
             return;
         }
         if self.hold_until.is_none() {
-            self.recorder.expect(piece.len());
+            self.recorder.reserve(piece.len());
             if self.face.writer.is_none() {
                 self.ready.reserve(piece.len());
             }

@@ -136,7 +136,8 @@ pub(super) fn recover(dir: &Path) -> Result<(Vec<Call>, Vec<PathBuf>), CaptureEr
     }
     if !last.is_empty() {
         let ids: BTreeSet<CallId> = last.keys().map(|(id, _)| *id).collect();
-        let query = Query { without_bodies: true, ..Query::default() };
+        let query =
+            Query { without_bodies: true, without_routing: true, as_stored: true, ..Query::default() };
         for call in Reader::open_since(dir, query, since)? {
             let call = call?;
             if ids.contains(&call.call_id) {

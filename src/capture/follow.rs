@@ -17,7 +17,7 @@ use super::listing::{ListedFile, Listing, OpenSegment};
 use super::mark::Mark;
 use super::parquet_calls::{self, ParquetCalls};
 use super::payload;
-use super::reader::Query;
+use super::reader::{Query, Whole};
 use crate::record::{Call, CallId};
 
 /// Looks at damaged bytes until they are passed over: a writer may be taking a failed write back.
@@ -27,6 +27,7 @@ const PATIENCE: u32 = 10;
 pub struct Follow {
     dir: PathBuf,
     query: Query,
+    whole: Whole,
     segments: BTreeMap<SegmentName, Followed>,
     /// Names of the Parquet files whose calls were given, or come from a segment.
     known: HashSet<String>,
@@ -110,6 +111,7 @@ impl Follow {
         let listed = files.iter().filter_map(|file| Some(file.path.file_stem()?.to_str()?.to_owned()));
         let mut follow = Self {
             dir: dir.to_owned(),
+            whole: Whole::new(dir, &query),
             query,
             segments: BTreeMap::new(),
             known: before.into_keys().chain(listed).collect(),
@@ -120,7 +122,8 @@ impl Follow {
         for open in segments {
             let name = open.name;
             let mut followed = Followed::of(open);
-            let passed = followed.read(&follow.query, false, &mut |call| newest.push(call))?;
+            let passed =
+                followed.read(&follow.query, &mut follow.whole, false, &mut |call| newest.push(call))?;
             follow.warnings.extend(passed);
             follow.segments.insert(name, followed);
         }
@@ -168,7 +171,7 @@ impl Follow {
         let last = there.last();
         for (name, followed) in &mut self.segments {
             // Only of the last one a failed write may be taken back.
-            let passed = followed.read(&self.query, Some(name) == last, give)?;
+            let passed = followed.read(&self.query, &mut self.whole, Some(name) == last, give)?;
             self.warnings.extend(passed);
         }
         // What is no longer there was read to its end just now.
@@ -210,7 +213,9 @@ impl Follow {
         match ParquetCalls::open(path, &self.query) {
             Ok(calls) => {
                 for call in calls {
-                    give(call?);
+                    if let Some(call) = self.whole.make(call?)? {
+                        give(call);
+                    }
                 }
             }
             Err(reason) => self.warnings.push(format!("left out {}: {reason}", path.display())),
@@ -262,11 +267,12 @@ impl Followed {
     fn read(
         &mut self,
         query: &Query,
+        whole: &mut Whole,
         is_patient: bool,
         give: &mut dyn FnMut(Call),
     ) -> Result<Option<String>, CaptureError> {
         let mut damaged = 0;
-        self.read_on(query, is_patient, &mut damaged, give)?;
+        self.read_on(query, whole, is_patient, &mut damaged, give)?;
         Ok((damaged > 0).then(|| {
             format!("{damaged} damaged bytes in {}: the calls in them are lost", self.path.display())
         }))
@@ -275,6 +281,7 @@ impl Followed {
     fn read_on(
         &mut self,
         query: &Query,
+        whole: &mut Whole,
         is_patient: bool,
         damaged: &mut u64,
         give: &mut dyn FnMut(Call),
@@ -295,9 +302,11 @@ impl Followed {
             match frames.step().map_err(CaptureError::io("read", &self.path))? {
                 Step::Frame(bytes) => {
                     let calls = payload::decode(&bytes);
-                    for mut call in calls.map_err(|reason| CaptureError::corrupt(&self.path, reason))? {
-                        if self.seen.insert((call.call_id, call.choice_index)) && query.wants(&call) {
-                            query.strip(&mut call);
+                    for call in calls.map_err(|reason| CaptureError::corrupt(&self.path, reason))? {
+                        if self.seen.insert((call.call_id, call.choice_index))
+                            && query.may_want(&call)
+                            && let Some(call) = whole.make(call)?
+                        {
                             give(call);
                         }
                     }

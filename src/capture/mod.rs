@@ -15,6 +15,7 @@
 //! - A file called `*.parquet` is whole: it is written aside, synced and renamed. Its segment is deleted after; one with
 //!   damage is set aside.
 //! - Nothing unacknowledged stays behind acknowledged calls: a failed commit is taken back.
+//! - What a call has in common with an earlier one is stored once ([`history`]); readers give whole calls.
 //! - One writer a folder. Readers may run beside it, and mark the days that they read ([`mark`]): no file goes away
 //!   under them. Merged files replace others all at once ([`merge`]).
 
@@ -28,6 +29,7 @@ mod error;
 mod filter;
 mod follow;
 mod frame;
+mod history;
 mod journal;
 mod layout;
 mod listing;
@@ -39,7 +41,6 @@ mod payload;
 mod prune;
 mod reader;
 mod recovery;
-mod rows;
 mod spill;
 mod summed;
 mod verify;

@@ -1,15 +1,19 @@
 //! One `append`'s calls as the bytes of one journal frame, and back.
 //!
 //! A record is the call as JSON without its per-token lists, its routing and its bodies, then those: numbers as raw
-//! little-endian ones, bodies as their text. All of it goes in and out at memory speed, and nothing is parsed twice.
+//! little-endian ones, bodies as their text, compressed where that makes them smaller: the events of a stream are a
+//! tenth of themselves then. Nothing is parsed twice.
+
+use std::cell::RefCell;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::record::{Call, JsonText, Routing, RoutingBase, RoutingShape, SinkError};
+use crate::record::{Call, ChoiceId, JsonText, Routing, RoutingShape, SinkError};
 
-/// Version of this encoding, in each frame. 1 had no routing, and 2 the bodies within the JSON; they are read as well.
-const ENCODING: u8 = 3;
+/// Version of this encoding, in each frame. 1 had no routing, 2 the bodies within the JSON, 3 no compressed ones, and
+/// nothing was left out of their calls; they are read as well.
+const ENCODING: u8 = 4;
 
 /// What a record has behind its JSON, and how long it is.
 #[derive(Serialize, Deserialize)]
@@ -20,10 +24,13 @@ struct Lists {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     routing: Option<RoutingShape>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    routing_base: Option<RoutingBase>,
+    routing_base: Option<ChoiceId>,
     /// Bytes of `client_request`, `upstream_request` and `response`.
     #[serde(default)]
     bodies: [Option<u32>; 3],
+    /// Bytes of those of them that are compressed, as they lie here.
+    #[serde(default)]
+    packed: [Option<u32>; 3],
 }
 
 #[derive(Serialize)]
@@ -40,6 +47,27 @@ struct OwnedHead {
 
 /// A body this long is a part of its own, not copied.
 pub(super) const LONG: usize = 64 << 10;
+
+/// A body this long is compressed.
+const PACKED: usize = 1 << 10;
+
+thread_local! {
+    static PACKER: RefCell<Option<zstd::bulk::Compressor<'static>>> = const { RefCell::new(None) };
+}
+
+/// The body compressed; `None` if that is hardly worth it.
+fn pack(body: &Bytes) -> Option<Bytes> {
+    if body.len() < PACKED {
+        return None;
+    }
+    PACKER.with_borrow_mut(|packer| {
+        if packer.is_none() {
+            *packer = zstd::bulk::Compressor::new(1).ok();
+        }
+        let packed = packer.as_mut()?.compress(body).ok()?;
+        (packed.len() < body.len() / 4 * 3).then(|| packed.into())
+    })
+}
 
 /// The calls of one append, encoded: the parts in their order are the bytes of a frame.
 #[derive(Debug, Default)]
@@ -75,9 +103,10 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Payload, SinkError> {
         let logprobs = call.completion_logprobs.take();
         let routing = call.routing.take();
         let bodies = [call.client_request.take(), call.upstream_request.take(), call.response.take()];
-        let body_bytes = |body: &Option<JsonText>| {
-            body.as_ref().map(|body| length(body.bytes().len(), &call, "body")).transpose()
-        };
+        let bodies = bodies.map(|body| body.map(|body| body.bytes().clone()));
+        let packed = [0, 1, 2].map(|at: usize| bodies[at].as_ref().and_then(pack));
+        let body_bytes =
+            |body: &Option<Bytes>| body.as_ref().map(|body| length(body.len(), &call, "body")).transpose();
         let lists = Lists {
             prompt: prompt.as_ref().map(|ids| length(ids.len(), &call, "list")).transpose()?,
             completion: completion.as_ref().map(|ids| length(ids.len(), &call, "list")).transpose()?,
@@ -85,6 +114,7 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Payload, SinkError> {
             routing: routing.as_ref().map(|routing| *routing.shape()),
             routing_base: routing.as_ref().and_then(Routing::base),
             bodies: [body_bytes(&bodies[0])?, body_bytes(&bodies[1])?, body_bytes(&bodies[2])?],
+            packed: [body_bytes(&packed[0])?, body_bytes(&packed[1])?, body_bytes(&packed[2])?],
         };
         let refused = |reason: String| SinkError::Refused { call_id: call.call_id.to_string(), reason };
         let at = out.len();
@@ -106,12 +136,12 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Payload, SinkError> {
         if let Some(routing) = routing {
             out.extend_from_slice(routing.data());
         }
-        for body in bodies.into_iter().flatten() {
-            if body.bytes().len() >= LONG {
+        for body in packed.into_iter().zip(bodies).filter_map(|(packed, body)| packed.or(body)) {
+            if body.len() >= LONG {
                 payload.push(std::mem::take(&mut out).into());
-                payload.push(body.bytes().clone());
+                payload.push(body);
             } else {
-                out.extend_from_slice(body.bytes());
+                out.extend_from_slice(&body);
             }
         }
         if payload.len + out.len() > super::frame::MAX_PAYLOAD {
@@ -174,20 +204,31 @@ pub(super) fn decode(payload: &Bytes) -> Result<Vec<Call>, String> {
             let routing = routing.map_err(|error| error.to_string())?;
             call.routing = Some(routing.based_on(lists.routing_base));
         }
-        let [client, upstream, response] = lists.bodies;
-        for (body, length) in [
-            (&mut call.client_request, client),
-            (&mut call.upstream_request, upstream),
-            (&mut call.response, response),
-        ] {
-            if let Some(length) = length {
-                let text = JsonText::of_read_bytes(payload.slice_ref(rest.take(length as usize)?));
-                *body = Some(text.map_err(|error| format!("a body: {error}"))?);
-            }
+        let bodies = [&mut call.client_request, &mut call.upstream_request, &mut call.response];
+        for ((body, length), packed) in bodies.into_iter().zip(lists.bodies).zip(lists.packed) {
+            let Some(length) = length else {
+                continue;
+            };
+            let text = match packed {
+                None => payload.slice_ref(rest.take(length as usize)?),
+                Some(packed) => unpack(rest.take(packed as usize)?, length as usize)?,
+            };
+            *body = Some(JsonText::of_read_bytes(text).map_err(|error| format!("a body: {error}"))?);
         }
         calls.push(call);
     }
     if rest.0.is_empty() { Ok(calls) } else { Err(format!("{} bytes too many", rest.0.len())) }
+}
+
+fn unpack(packed: &[u8], length: usize) -> Result<Bytes, String> {
+    // No more room than what is there can fill.
+    let said = zstd::zstd_safe::get_frame_content_size(packed).ok().flatten();
+    if said != Some(length as u64) || length > super::frame::MAX_PAYLOAD {
+        return Err(format!("a compressed body is not of {length} bytes"));
+    }
+    let text =
+        zstd::bulk::decompress(packed, length).map_err(|error| format!("a compressed body: {error}"))?;
+    if text.len() == length { Ok(text.into()) } else { Err("a compressed body ends too early".to_owned()) }
 }
 
 struct Cursor<'a>(&'a [u8]);
@@ -229,7 +270,15 @@ mod tests {
 
     #[test]
     fn long_bodies_are_neither_copied_on_their_way_in_nor_out() {
-        let body = JsonText::new(format!("\"{}\"", "x".repeat(LONG))).expect("JSON");
+        // One that is no smaller when it is compressed.
+        let mut random = 7_u64;
+        let mut next = || {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let letter = char::from(b'#' + ((random >> 40) % 92) as u8);
+            if letter == '\\' { ' ' } else { letter }
+        };
+        let text: String = (0..LONG).map(|_| next()).collect();
+        let body = JsonText::new(format!("\"{text}\"")).expect("JSON");
         let short = JsonText::new("[]").ok();
         let mut first = call();
         (first.client_request, first.upstream_request) = (Some(body.clone()), Some(body.clone()));
@@ -252,6 +301,29 @@ mod tests {
         assert!(bytes.as_ptr_range().contains(&at));
     }
 
+    #[test]
+    fn bodies_are_compressed_and_come_back_or_are_refused() {
+        let text = format!("[{}]", vec![r#"{"choices":[{"delta":{"content":"é"}}]}"#; 400].join(","));
+        let body = JsonText::new(text).expect("JSON");
+        let wanted = Call { response: Some(body.clone()), ..call() };
+        let payload = joined(vec![wanted.clone()]);
+        assert!(payload.len() < body.bytes().len() / 8, "{}", payload.len());
+        let found = read(&payload).expect("whole");
+        assert_eq!(found[0].response, wanted.response);
+        for cut in 0..payload.len() {
+            assert!(read(&payload[..cut]).is_err(), "{cut}");
+        }
+        let head = String::from_utf8_lossy(&payload).into_owned();
+        let length = format!("[null,null,{}]", body.bytes().len());
+        assert!(head.contains(&length));
+        for other in [body.bytes().len() + 1, body.bytes().len() - 1] {
+            let at = payload.windows(length.len()).position(|part| part == length.as_bytes()).expect("there");
+            let mut bad = payload.clone();
+            bad[at..at + length.len()].copy_from_slice(format!("[null,null,{other}]").as_bytes());
+            assert!(read(&bad).is_err(), "{other}");
+        }
+    }
+
     fn routed() -> Call {
         let shape = RoutingShape {
             start: 0,
@@ -268,7 +340,7 @@ mod tests {
     #[test]
     fn journals_from_before_there_was_routing_are_read_and_newer_ones_refused() {
         let mut payload = joined(vec![call()]);
-        for (encoding, is_read) in [(0, false), (1, true), (2, true), (3, true), (4, false)] {
+        for (encoding, is_read) in [(0, false), (1, true), (2, true), (3, true), (4, true), (5, false)] {
             payload[0] = encoding;
             assert_eq!(read(&payload).is_ok(), is_read, "{encoding}");
         }

@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use super::error::CaptureError;
 use super::filter::Filter;
 use super::frame::{self, Frames, HEADER_LEN, Step};
+use super::history::{Joiner, Parts};
 use super::layout;
 use super::listing::{ListedFile, Listing};
 use super::parquet_calls::ParquetCalls;
 use super::payload;
-use super::rows::{self, Joiner};
-use crate::record::{Call, CallId, Routing, RoutingBase, SessionId, TrialId};
+use crate::record::{Call, CallId, SessionId, TrialId};
 
 /// Which calls to read, and how much of each. Default: all of everything.
 #[derive(Debug, Clone, Default)]
@@ -31,6 +31,8 @@ pub struct Query {
     pub without_bodies: bool,
     /// Leave expert routing out.
     pub without_routing: bool,
+    /// Leave out what an earlier call has, as the store does ([`Call::shared`]).
+    pub as_stored: bool,
 }
 
 impl Query {
@@ -40,15 +42,16 @@ impl Query {
         Self { session_id: Some(session_id), ..Self::default() }
     }
 
-    pub(super) fn wants(&self, call: &Call) -> bool {
+    /// Whether a call as it lies in the store may be wanted: a filter on bodies has to see them whole.
+    pub(super) fn may_want(&self, call: &Call) -> bool {
         self.session_id.as_ref().is_none_or(|id| *id == call.session_id)
             && self.trial_id.as_ref().is_none_or(|id| Some(id) == call.trial_id.as_ref())
             && self.call_id.is_none_or(|id| id == call.call_id)
-            && self.filter.as_ref().is_none_or(|filter| filter.matches(call))
+            && self.filter.as_ref().is_none_or(|filter| filter.uses_bodies() || filter.matches(call))
     }
 
     /// Takes away from a call that is wanted what is not wanted of it.
-    pub(super) fn strip(&self, call: &mut Call) {
+    fn strip(&self, call: &mut Call) {
         if self.without_bodies {
             call.client_request = None;
             call.upstream_request = None;
@@ -62,13 +65,11 @@ impl Query {
 
 /// The calls of a capture folder: an iterator over `Result<Call, CaptureError>`, oldest file first.
 ///
-/// Memory: one row group's columns, or one journal frame, and up to 256 MiB of expert routing for the calls that follow,
-/// whatever the folder's size.
+/// Memory: one row group's columns, or one journal frame, and up to 256 MiB of what later calls may go on from, whatever
+/// the folder's size.
 pub struct Reader {
-    dir: PathBuf,
     query: Query,
-    /// Puts back the rows of expert routing that a call shares with an earlier one; `None`: as they lie in the store.
-    rows: Option<Joiner>,
+    whole: Whole,
     files: VecDeque<ListedFile>,
     segments: VecDeque<SegmentCalls>,
     current: Option<(ParquetCalls, ListedFile)>,
@@ -86,11 +87,6 @@ impl Reader {
         Self::open_since(dir, query, 0)
     }
 
-    /// As [`Reader::open`]; calls come as they lie in the store, without rows of routing that others have.
-    pub(super) fn open_stored(dir: &Path, query: Query) -> Result<Self, CaptureError> {
-        Ok(Self { rows: None, ..Self::open(dir, query)? })
-    }
-
     /// As [`Reader::open`], without the files of segments before `since`.
     pub(super) fn open_since(dir: &Path, query: Query, since: u64) -> Result<Self, CaptureError> {
         let Listing { segments, files } = Listing::of(dir, since)?;
@@ -100,28 +96,8 @@ impl Reader {
             format!("{}: damaged, and set aside: not all of it could be read", path.display())
         };
         let skipped = layout::damaged(dir)?.iter().map(aside).collect();
-        let rows = (!query.without_routing).then(Joiner::default);
-        let (dir, files, current) = (dir.to_owned(), files.into(), None);
-        Ok(Self { dir, query, rows, files, segments, current, skipped, damaged_bytes: 0, lost_bytes: 0 })
-    }
-
-    /// The rows of a session's calls as they lie in the store, but for what is damaged: who reads those calls is told.
-    pub(super) fn stored_rows(
-        dir: &Path,
-        session_id: &SessionId,
-    ) -> Result<Vec<(RoutingBase, Routing)>, CaptureError> {
-        let query = Query { without_bodies: true, ..Query::session(session_id.clone()) };
-        let calls = Self::open_stored(dir, query)?;
-        let mut rows = Vec::new();
-        for call in calls {
-            match call {
-                Ok(mut call) => rows.extend(call.routing.take().map(|routing| (rows::name(&call), routing))),
-                Err(error) => {
-                    tracing::warn!(%error, session = %session_id, "calls may lack rows of expert routing")
-                }
-            }
-        }
-        Ok(rows)
+        let (whole, files, current) = (Whole::new(dir, &query), files.into(), None);
+        Ok(Self { query, whole, files, segments, current, skipped, damaged_bytes: 0, lost_bytes: 0 })
     }
 
     /// Files that were left out so far, each with the reason: empty, unreadable or foreign Parquet files, and damaged
@@ -172,13 +148,8 @@ impl Reader {
         loop {
             let segment = self.segments.front_mut()?;
             match segment.next() {
-                Some(Ok(mut call)) => {
-                    if !self.query.wants(&call) {
-                        continue;
-                    }
-                    self.query.strip(&mut call);
-                    return Some(Ok(call));
-                }
+                Some(Ok(call)) if !self.query.may_want(&call) => {}
+                Some(Ok(call)) => return Some(Ok(call)),
                 Some(Err(error)) => return Some(Err(error)),
                 None => {
                     self.damaged_bytes += segment.damaged_bytes;
@@ -194,14 +165,71 @@ impl Iterator for Reader {
     type Item = Result<Call, CaptureError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let mut next = self.next_from_parquet().or_else(|| self.next_from_journal())?;
-        if let (Some(rows), Ok(call)) = (&mut self.rows, &mut next)
-            && let Err(error) = rows.join(call, |session| Self::stored_rows(&self.dir, session))
-        {
-            return Some(Err(error));
+        loop {
+            let next = self.next_from_parquet().or_else(|| self.next_from_journal())?;
+            match next.and_then(|call| self.whole.make(call)) {
+                Ok(None) => {}
+                Ok(Some(call)) => return Some(Ok(call)),
+                Err(error) => return Some(Err(error)),
+            }
         }
-        Some(next)
     }
+}
+
+/// Makes of calls as they lie in the store what a query asks for.
+pub(super) struct Whole {
+    dir: PathBuf,
+    query: Query,
+    joiner: Joiner,
+}
+
+impl Whole {
+    pub(super) fn new(dir: &Path, query: &Query) -> Self {
+        let uses_bodies = query.filter.as_ref().is_some_and(Filter::uses_bodies);
+        let parts = Parts {
+            ids: !query.as_stored,
+            bodies: !(query.as_stored || query.without_bodies) || uses_bodies,
+            routing: !(query.as_stored || query.without_routing),
+        };
+        Self { dir: dir.to_owned(), query: query.clone(), joiner: Joiner::new(parts) }
+    }
+
+    /// `None`: the call is not wanted.
+    pub(super) fn make(&mut self, mut call: Call) -> Result<Option<Call>, CaptureError> {
+        let read = |session: &SessionId| stored(&self.dir, session, &self.query);
+        if let Some(filter) = self.query.filter.as_ref().filter(|filter| filter.uses_bodies())
+            && !filter.matches(&self.joiner.with_bodies(&call, read)?)
+        {
+            return Ok(None);
+        }
+        if !self.query.as_stored {
+            self.joiner.join(&mut call, read)?;
+        }
+        self.query.strip(&mut call);
+        Ok(Some(call))
+    }
+}
+
+/// All calls of a session as they lie in the store, but for what is damaged: who reads those calls is told. Of each is read
+/// what `query` reads.
+pub(super) fn stored(dir: &Path, session_id: &SessionId, query: &Query) -> Result<Vec<Call>, CaptureError> {
+    let without_bodies = query.without_bodies && !query.filter.as_ref().is_some_and(Filter::uses_bodies);
+    let session = Query {
+        without_bodies,
+        without_routing: query.without_routing,
+        as_stored: true,
+        ..Query::session(session_id.clone())
+    };
+    let mut calls = Vec::new();
+    for call in Reader::open(dir, session)? {
+        match call {
+            Ok(call) => calls.push(call),
+            Err(error) => {
+                tracing::warn!(%error, session = %session_id, "calls may lack what others have of them");
+            }
+        }
+    }
+    Ok(calls)
 }
 
 /// The calls of one journal segment, up to the last whole frame. A call written twice comes once.

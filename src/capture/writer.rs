@@ -10,6 +10,7 @@ use tokio::sync::{OnceCell, mpsc, oneshot};
 use super::compactor::Compactor;
 use super::drafts::{self, Drafts};
 use super::error::{CaptureError, sink_error};
+use super::history::Held;
 use super::journal::{self, CreateDisk, Journal, Sealed};
 use super::layout;
 use super::lock::Lock;
@@ -75,6 +76,7 @@ pub struct Writer {
     queue: Mutex<Option<mpsc::Sender<Append>>>,
     thread: Mutex<Option<JoinHandle<Closed>>>,
     closed: OnceCell<Closed>,
+    held: Held,
 }
 
 impl Writer {
@@ -129,6 +131,7 @@ impl Writer {
             queue: Mutex::new(Some(queue)),
             thread: Mutex::new(Some(thread)),
             closed: OnceCell::new(),
+            held: Held::default(),
         })
     }
 
@@ -178,17 +181,21 @@ impl CallSink for Writer {
 }
 
 impl Writer {
-    async fn send(&self, calls: Vec<Call>, is_draft: bool) -> Result<(), SinkError> {
+    async fn send(&self, mut calls: Vec<Call>, is_draft: bool) -> Result<(), SinkError> {
         let queue = lock(&self.queue).clone().ok_or_else(|| self.closed_error())?;
         if calls.is_empty() {
             return Ok(());
         }
         let ids = calls.iter().map(|call| call.call_id).collect();
+        // A draft may stay alone.
+        let contexts = if is_draft { vec![] } else { self.held.shorten(&mut calls) };
         let payload = payload::encode(calls)?;
         let (done, committed) = oneshot::channel();
         queue.send(Append { payload, calls: ids, is_draft, done }).await.map_err(|_| self.closed_error())?;
         drop(queue);
-        committed.await.map_err(|_| self.closed_error())?
+        committed.await.map_err(|_| self.closed_error())??;
+        self.held.hold(contexts);
+        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use lego::capture::{Query, Reader, Writer, WriterOptions, date_of};
-use lego::record::{Call, CallId, CallSink, RoutingBase};
+use lego::record::{Call, CallId, CallSink, ChoiceId};
 use serde_json::Value;
 
 use crate::calls::{call, routing};
@@ -38,8 +38,8 @@ fn aged(days: i64) -> Call {
     call
 }
 
-fn base(call: &Call) -> RoutingBase {
-    RoutingBase { call_id: call.call_id, choice_index: 0 }
+fn base(call: &Call) -> ChoiceId {
+    ChoiceId { call_id: call.call_id, choice_index: 0 }
 }
 
 async fn write(dir: &Path, calls: Vec<Call>) {

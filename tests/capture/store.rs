@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lego::capture::{CaptureError, Durability, Query, Reader, Writer, WriterOptions, column_names};
-use lego::record::{Call, CallSink, RoutingBase, SinkError};
+use lego::record::{Call, CallSink, ChoiceId, SinkError};
 
 use crate::calls::{as_json, call, failed_call, routing};
 
@@ -94,7 +94,7 @@ async fn routing_of_many_megabytes_a_call_is_stored_and_read_call_by_call() {
 #[tokio::test]
 async fn rows_that_earlier_calls_have_are_put_back_and_missing_ones_are_told() {
     let dir = tempfile::tempdir().expect("folder");
-    let base = |call: &Call| RoutingBase { call_id: call.call_id, choice_index: call.choice_index };
+    let base = |call: &Call| ChoiceId { call_id: call.call_id, choice_index: call.choice_index };
     // Each goes on from the one before it; the last one from the second, of which it shares one row.
     let mut calls = vec![call("a", &[1], &[2])];
     calls[0].routing = Some(routing(0, 3, 0));

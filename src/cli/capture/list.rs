@@ -51,7 +51,7 @@ impl Totals {
         self.choices += 1;
         if call.choice_index == 0 {
             self.calls += 1;
-            self.prompt_tokens += call.prompt_token_ids.as_ref().map_or(0, Vec::len) as u64;
+            self.prompt_tokens += call.prompt_tokens().unwrap_or(0);
         }
         self.completion_tokens += call.sampled_ids().map_or(0, <[u32]>::len) as u64;
         self.trainable += u64::from(call.trainable);
@@ -86,9 +86,9 @@ fn newest<T>(mut all: Vec<T>, limit: Option<usize>) -> (Vec<T>, usize) {
     (all, found)
 }
 
-/// What a list needs of each call.
+/// What a list needs of each call: how many ids a prompt has, and not which.
 pub(super) fn lean() -> Query {
-    Query { without_bodies: true, without_routing: true, ..Query::default() }
+    Query { without_bodies: true, without_routing: true, as_stored: true, ..Query::default() }
 }
 
 fn list_sessions(out: &mut dyn Write, dir: &Path, args: &ListArgs) -> anyhow::Result<()> {
@@ -159,7 +159,8 @@ fn list_sessions(out: &mut dyn Write, dir: &Path, args: &ListArgs) -> anyhow::Re
 fn list_calls(out: &mut dyn Write, dir: &Path, session: &SessionId, args: &ListArgs) -> anyhow::Result<()> {
     let filter = args.r#where.filter.clone();
     let is_filtered = filter.is_some();
-    let mut calls = load(dir, Query { session_id: Some(session.clone()), filter, ..lean() })?;
+    let query = Query { session_id: Some(session.clone()), filter, as_stored: !args.json, ..lean() };
+    let mut calls = load(dir, query)?;
     anyhow::ensure!(is_filtered || !calls.is_empty(), "no session {session} in {}", dir.display());
     calls.retain(|call| args.kind.is_none_or(|kind| kind == call.kind));
     let (calls, found) = newest(calls, args.limit);
@@ -204,8 +205,8 @@ pub(super) fn call_line(call: &Call) -> String {
         call.choice_index,
         call.kind.as_str(),
         call.status.as_str(),
-        ids(call.prompt_token_ids.as_ref(), call.prompt_ids_source),
-        ids(call.completion_token_ids.as_ref(), call.completion_ids_source),
+        ids(call.prompt_tokens(), call.prompt_ids_source),
+        ids(call.completion_token_ids.as_ref().map(|ids| ids.len() as u64), call.completion_ids_source),
         call.duration_us as f64 / 1000.0,
         call.finish_reason.as_deref().unwrap_or("-"),
         if call.trainable { "yes" } else { &reasons }
@@ -213,7 +214,7 @@ pub(super) fn call_line(call: &Call) -> String {
 }
 
 /// How many ids there are; those that the model has not told are marked.
-fn ids(ids: Option<&Vec<u32>>, source: IdsSource) -> String {
+fn ids(ids: Option<u64>, source: IdsSource) -> String {
     let mark = if source == IdsSource::LocalTokenizer { "~" } else { "" };
-    ids.map_or("-".to_owned(), |ids| format!("{mark}{}", ids.len()))
+    ids.map_or("-".to_owned(), |ids| format!("{mark}{ids}"))
 }

@@ -99,7 +99,7 @@ fn plan(
     let leaves = schema.columns().iter().enumerate().filter(|(_, column)| {
         let name = column.path().parts().first().map_or("", String::as_str);
         let is_body = columns::BODIES.contains(&name) || columns::SPLICES.contains(&name);
-        let is_body = query.without_bodies && is_body && !uses(&columns::BODIES);
+        let is_body = query.without_bodies && is_body && !uses(&columns::BODIES) && !uses(&columns::SPLICES);
         let is_routing = query.without_routing && name == columns::ROUTING && !uses(&columns::ROUTINGS);
         !is_body && !is_routing
     });

@@ -51,21 +51,27 @@ pub(super) const LONG: usize = 64 << 10;
 /// A body this long is compressed.
 const PACKED: usize = 1 << 10;
 
+/// So are the JSON and the lists together.
+const PACKED_LISTS: usize = 4 << 10;
+
+/// Three numbers begin a record: bytes of its JSON, of that and its lists, and of both compressed (0: they are not).
+const RECORD_HEAD: usize = 12;
+
 thread_local! {
     static PACKER: RefCell<Option<zstd::bulk::Compressor<'static>>> = const { RefCell::new(None) };
 }
 
-/// The body compressed; `None` if that is hardly worth it.
-fn pack(body: &Bytes) -> Option<Bytes> {
-    if body.len() < PACKED {
+/// The bytes compressed, if they are so many; `None` if that is hardly worth it.
+fn pack(bytes: &[u8], least: usize) -> Option<Vec<u8>> {
+    if bytes.len() < least {
         return None;
     }
     PACKER.with_borrow_mut(|packer| {
         if packer.is_none() {
             *packer = zstd::bulk::Compressor::new(1).ok();
         }
-        let packed = packer.as_mut()?.compress(body).ok()?;
-        (packed.len() < body.len() / 4 * 3).then(|| packed.into())
+        let packed = packer.as_mut()?.compress(bytes).ok()?;
+        (packed.len() < bytes.len() / 4 * 3).then_some(packed)
     })
 }
 
@@ -104,7 +110,7 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Payload, SinkError> {
         let routing = call.routing.take();
         let bodies = [call.client_request.take(), call.upstream_request.take(), call.response.take()];
         let bodies = bodies.map(|body| body.map(|body| body.bytes().clone()));
-        let packed = [0, 1, 2].map(|at: usize| bodies[at].as_ref().and_then(pack));
+        let packed = [0, 1, 2].map(|at: usize| Some(Bytes::from(pack(bodies[at].as_ref()?, PACKED)?)));
         let body_bytes =
             |body: &Option<Bytes>| body.as_ref().map(|body| length(body.len(), &call, "body")).transpose();
         let lists = Lists {
@@ -118,11 +124,11 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Payload, SinkError> {
         };
         let refused = |reason: String| SinkError::Refused { call_id: call.call_id.to_string(), reason };
         let at = out.len();
-        out.extend_from_slice(&[0; 4]);
+        out.extend_from_slice(&[0; RECORD_HEAD]);
+        let head = at + RECORD_HEAD;
         serde_json::to_writer(&mut out, &Head { lists, call: &call })
             .map_err(|error| refused(error.to_string()))?;
-        let head_len = out.len() - at - 4;
-        out[at..at + 4].copy_from_slice(&(head_len as u32).to_le_bytes());
+        let head_len = out.len() - head;
         for ids in [prompt, completion].into_iter().flatten() {
             out.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
         }
@@ -132,6 +138,16 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Payload, SinkError> {
                 out.push(bits.sum());
             }
             out.extend(logprobs.iter().flat_map(|v| v.unwrap_or(0.0).to_bits().to_le_bytes()));
+        }
+        let bytes = length(out.len() - head, &call, "record")?;
+        let own = pack(&out[head..], PACKED_LISTS);
+        let packed_len = own.as_ref().map_or(0, Vec::len) as u32;
+        if let Some(own) = own {
+            out.truncate(head);
+            out.extend_from_slice(&own);
+        }
+        for (number, at) in [head_len as u32, bytes, packed_len].into_iter().zip([at, at + 4, at + 8]) {
+            out[at..at + 4].copy_from_slice(&number.to_le_bytes());
         }
         if let Some(routing) = routing {
             out.extend_from_slice(routing.data());
@@ -184,18 +200,37 @@ pub(super) fn decode(payload: &Bytes) -> Result<Vec<Call>, String> {
     let mut calls = Vec::with_capacity(count.min(1024) as usize);
     for _ in 0..count {
         let head_len = rest.number()? as usize;
+        // Before 4 there was nothing but the JSON's length, and the lists were as they are.
+        let (bytes, packed) = if encoding >= 4 { (rest.number()?, rest.number()?) } else { (0, 0) };
+        let unpacked;
+        let mut own = match (encoding, packed) {
+            (..4, _) => Cursor(rest.0),
+            (_, 0) => Cursor(rest.take(bytes as usize)?),
+            _ => {
+                unpacked = unpack(rest.take(packed as usize)?, bytes as usize)?;
+                Cursor(&unpacked)
+            }
+        };
         let OwnedHead { lists, mut call } =
-            serde_json::from_slice(rest.take(head_len)?).map_err(|error| error.to_string())?;
-        call.prompt_token_ids = lists.prompt.map(|len| rest.ids(len)).transpose()?;
-        call.completion_token_ids = lists.completion.map(|len| rest.ids(len)).transpose()?;
+            serde_json::from_slice(own.take(head_len)?).map_err(|error| error.to_string())?;
+        call.prompt_token_ids = lists.prompt.map(|len| own.ids(len)).transpose()?;
+        call.completion_token_ids = lists.completion.map(|len| own.ids(len)).transpose()?;
         if let Some(len) = lists.logprobs {
-            let validity = rest.take((len as usize).div_ceil(8))?;
-            let values = rest.ids(len)?;
+            let validity = own.take((len as usize).div_ceil(8))?;
+            let values = own.ids(len)?;
             let values = values
                 .into_iter()
                 .enumerate()
                 .map(|(i, bits)| (validity[i / 8] >> (i % 8) & 1 == 1).then(|| f32::from_bits(bits)));
             call.completion_logprobs = Some(values.collect());
+        }
+        match encoding {
+            ..4 => {
+                let left = own.0.len();
+                rest.take(rest.0.len() - left)?;
+            }
+            _ if !own.0.is_empty() => return Err(format!("{} bytes too many in a record", own.0.len())),
+            _ => {}
         }
         if let Some(shape) = lists.routing {
             let bytes = shape.ids().and_then(|ids| ids.checked_mul(shape.dtype.bytes()));
@@ -224,11 +259,11 @@ fn unpack(packed: &[u8], length: usize) -> Result<Bytes, String> {
     // No more room than what is there can fill.
     let said = zstd::zstd_safe::get_frame_content_size(packed).ok().flatten();
     if said != Some(length as u64) || length > super::frame::MAX_PAYLOAD {
-        return Err(format!("a compressed body is not of {length} bytes"));
+        return Err(format!("what is compressed is not of {length} bytes"));
     }
     let text =
-        zstd::bulk::decompress(packed, length).map_err(|error| format!("a compressed body: {error}"))?;
-    if text.len() == length { Ok(text.into()) } else { Err("a compressed body ends too early".to_owned()) }
+        zstd::bulk::decompress(packed, length).map_err(|error| format!("what is compressed: {error}"))?;
+    if text.len() == length { Ok(text.into()) } else { Err("what is compressed ends too early".to_owned()) }
 }
 
 struct Cursor<'a>(&'a [u8]);
@@ -338,31 +373,48 @@ mod tests {
     }
 
     #[test]
-    fn journals_from_before_there_was_routing_are_read_and_newer_ones_refused() {
+    fn journals_of_older_legos_are_read_and_newer_ones_refused() {
         let mut payload = joined(vec![call()]);
-        for (encoding, is_read) in [(0, false), (1, true), (2, true), (3, true), (4, true), (5, false)] {
+        for encoding in [0, ENCODING + 1] {
             payload[0] = encoding;
-            assert_eq!(read(&payload).is_ok(), is_read, "{encoding}");
+            assert!(read(&payload).is_err(), "{encoding}");
         }
+        let older = |encoding: u8, head: serde_json::Value, rest: &[u8]| {
+            let head = head.to_string().replace(r#"{"a":1.0}"#, r#"{"a": 1.0}"#);
+            let mut payload = vec![encoding];
+            push_len(&mut payload, 2);
+            for _ in 0..2 {
+                push_len(&mut payload, head.len());
+                payload.extend_from_slice(head.as_bytes());
+                payload.extend_from_slice(rest);
+            }
+            payload
+        };
+        let ids = [7, 0, 0, 0, 8, 0, 0, 0];
+        let bare =
+            Call { prompt_token_ids: None, completion_token_ids: None, completion_logprobs: None, ..call() };
+        // As 3 was: lists as they are, and bodies behind them.
+        let head = serde_json::json!({
+            "lists": {"prompt": null, "completion": 2, "logprobs": null, "bodies": [10, null, null]}, "call": bare,
+        });
+        let payload = older(3, head, &[&ids[..], br#"{"a": 1.0}"#].concat());
+        let found = read(&payload).expect("older records");
+        for call in &found {
+            assert_eq!(call.client_request.as_ref().map(JsonText::get), Some(r#"{"a": 1.0}"#));
+            assert_eq!(call.completion_token_ids, Some(vec![7, 8]));
+        }
+        assert_eq!(found.len(), 2);
         // As 2 was: bodies in the JSON, and no word about where else they are.
         let head = serde_json::json!({
             "lists": {"prompt": null, "completion": 2, "logprobs": null},
-            "call": Call {
-                client_request: JsonText::new(r#"{"a": 1.0}"#).ok(),
-                prompt_token_ids: None,
-                completion_token_ids: None,
-                completion_logprobs: None,
-                ..call()
-            },
+            "call": Call { client_request: JsonText::new(r#"{"a": 1.0}"#).ok(), ..bare },
         });
-        let head = head.to_string().replace(r#"{"a":1.0}"#, r#"{"a": 1.0}"#);
-        let mut payload = vec![2, 1, 0, 0, 0];
-        push_len(&mut payload, head.len());
-        payload.extend_from_slice(head.as_bytes());
-        payload.extend_from_slice(&[7, 0, 0, 0, 8, 0, 0, 0]);
-        let read = read(&payload).expect("an older record").remove(0);
-        assert_eq!(read.client_request.as_ref().map(JsonText::get), Some(r#"{"a": 1.0}"#));
-        assert_eq!(read.completion_token_ids, Some(vec![7, 8]));
+        for encoding in [1, 2] {
+            for call in read(&older(encoding, head.clone(), &ids)).expect("older records") {
+                assert_eq!(call.client_request.as_ref().map(JsonText::get), Some(r#"{"a": 1.0}"#));
+                assert_eq!(call.completion_token_ids, Some(vec![7, 8]));
+            }
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod compact;
 mod crash;
 mod filter;
 mod foreign_readers;
+mod history;
 mod ledger;
 mod prune;
 mod rows;

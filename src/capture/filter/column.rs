@@ -227,6 +227,10 @@ static PLAIN: &[Column] = columns! {
     "not_trainable_reasons": Kind::Text, |c| Value::Text(Cow::Owned(c.not_trainable_reasons.join(", ")));
     "base_call_id": Kind::CallId, |c| owned(c.shared.as_ref().and_then(|shared| Some(shared.base?.call_id)));
     "base_choice": Kind::Int, |c| int(c.shared.as_ref().and_then(|shared| Some(shared.base?.choice_index)));
+    "prompt_ids_crc32c": Kind::Int, |c| int(c.shared.as_ref().and_then(|shared| Some(shared.ids?.crc32c)));
+    "client_request_splice": Kind::Opaque, |c| present(c.shared.as_ref().and_then(|shared| shared.client_request.as_ref()));
+    "upstream_request_splice": Kind::Opaque, |c| present(c.shared.as_ref().and_then(|shared| shared.upstream_request.as_ref()));
+    "response_splice": Kind::Opaque, |c| present(c.shared.as_ref().and_then(|shared| shared.response.as_ref()));
     "base_len": Kind::Int, |c| int(c.shared.as_ref().and_then(|shared| Some(shared.ids?.count)));
     "top_logprobs": Kind::Opaque, NULL;
     "prompt_logprobs": Kind::Opaque, NULL;

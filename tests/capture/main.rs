@@ -4,6 +4,8 @@
 mod calls;
 #[path = "../common/python.rs"]
 mod python;
+#[path = "../common/trial.rs"]
+mod trial;
 
 mod cli;
 mod compact;

@@ -102,7 +102,7 @@ async fn a_day_that_calls_go_on_from_stays_and_so_does_what_it_goes_on_from() {
     let removed: Vec<bool> = told.iter().map(|day| day["is_removed"] == true).collect();
     assert_eq!(removed, [false, true, false, true], "{told:?}");
     let reason = told[2]["reason"].as_str().expect("why");
-    assert!(reason.contains("go on from routing in it"), "{reason}");
+    assert!(reason.contains("go on from call"), "{reason}");
     assert_eq!(sessions(dir.path()), ["one"; 3]);
     let whole = read(dir.path(), Query { call_id: Some(kept.call_id), ..Query::default() });
     assert_eq!(whole[0].routing, Some(routing(0, 3, 0)), "the rows are still there");

@@ -17,6 +17,9 @@ const MAX_CONTEXTS: usize = 4;
 const MAX_BYTES: usize = 32 << 20;
 /// Bytes that noting a part takes, about.
 const PART_COST: u32 = 64;
+/// Calls that go on from each other, one after the other, and parts of a body: who reads them goes through all of them.
+const MAX_DEPTH: u16 = 256;
+const MAX_PARTS: usize = 64;
 
 /// What the writer remembers.
 #[derive(Debug, Default)]
@@ -46,6 +49,8 @@ struct Known {
     choice: ChoiceId,
     day: i64,
     client_api: ClientApi,
+    /// How many calls it goes on from.
+    depth: u16,
     /// Of prompt and completion together.
     ids: Vec<u64>,
     client_request: Option<Signature>,
@@ -58,8 +63,8 @@ struct Known {
 pub(in crate::capture) struct Context {
     session_id: SessionId,
     known: Known,
-    /// It goes on from this one.
-    base: Option<ChoiceId>,
+    /// What others would have gone on from before.
+    replaced: Option<ChoiceId>,
 }
 
 impl Known {
@@ -71,6 +76,7 @@ impl Known {
             choice: call.choice(),
             day: day(call),
             client_api: call.client_api,
+            depth: 0,
             ids: signature::ids(if call.prompt_token_ids.is_some() { &ids } else { &[] }, hasher),
             client_request: body(&call.client_request),
             upstream_request: body(&call.upstream_request),
@@ -118,7 +124,10 @@ impl Held {
 
     fn shorten_one(&self, call: &mut Call) -> Context {
         let mut known = Known::of(call, &self.hasher);
-        let base = self.best(&call.session_id, &known);
+        let best = self.best(&call.session_id, &known);
+        // From one that is too deep nobody goes on any more.
+        let deep = best.as_ref().filter(|best| best.depth >= MAX_DEPTH).map(|best| best.choice);
+        let base = best.filter(|_| deep.is_none());
         let mut shared = Shared::default();
         // What lego made of the client's body comes first: it is compared with the whole of that.
         if let (Some(upstream), Some(client)) = (&call.upstream_request, &call.client_request)
@@ -157,9 +166,11 @@ impl Held {
             }
         }
         let session_id = call.session_id.clone();
-        let base = base.map(|base| base.choice).filter(|_| goes_on(&shared));
+        let base = base.filter(|_| goes_on(&shared));
+        known.depth = base.as_ref().map_or(0, |base| base.depth + 1);
+        let base = base.map(|base| base.choice);
         store(call, Shared { base, ..shared });
-        Context { session_id, known, base }
+        Context { session_id, known, replaced: deep.or(base) }
     }
 
     /// The call of the session that has most of this one.
@@ -176,7 +187,7 @@ impl Held {
     /// Remembers what became durable.
     pub(in crate::capture) fn hold(&self, contexts: Vec<Context>) {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        for Context { session_id, known, base } in contexts {
+        for Context { session_id, known, replaced } in contexts {
             sessions.now += 1;
             let now = sessions.now;
             let session = sessions.by_id.entry(session_id).or_default();
@@ -184,7 +195,7 @@ impl Held {
             let sum =
                 |session: &Session| session.contexts.iter().map(|known| known.memory_bytes()).sum::<usize>();
             let before = sum(session);
-            session.contexts.retain(|known| Some(known.choice) != base);
+            session.contexts.retain(|known| Some(known.choice) != replaced);
             if session.contexts.len() == MAX_CONTEXTS {
                 session.contexts.remove(0);
             }
@@ -254,7 +265,13 @@ fn repeat(call: &mut Call, first: &Call) {
 }
 
 /// `None` if noting the parts takes about what they save, or the text is beyond what can be noted.
-fn splice(text: &JsonText, source: SpliceSource, parts: Vec<Part>) -> Option<Splice> {
+fn splice(text: &JsonText, source: SpliceSource, mut parts: Vec<Part>) -> Option<Splice> {
+    if parts.len() > MAX_PARTS {
+        let mut lengths: Vec<u32> = parts.iter().map(|part| part.length).collect();
+        let (_, least, _) = lengths.select_nth_unstable_by(MAX_PARTS - 1, |a, b| b.cmp(a));
+        parts.retain(|part| part.length >= *least);
+        parts.truncate(MAX_PARTS);
+    }
     let length = u32::try_from(text.bytes().len()).ok()?;
     let saved: u32 = parts.iter().map(|part| part.length).sum();
     let cost = PART_COST.checked_mul(2 + u32::try_from(parts.len()).ok()?)?;

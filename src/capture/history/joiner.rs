@@ -4,7 +4,7 @@
 //! and are read again, once and as a whole, when one of their calls comes; of a session that is too large by itself what
 //! its last call needed stays.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
@@ -15,8 +15,10 @@ use crate::record::{
 
 /// Bytes that are remembered, beyond those that one call needs.
 const MAX_BYTES: usize = 256 << 20;
-/// Calls that one goes on from, one after the other: only a damaged store has more.
-const MAX_STEPS: usize = 100_000;
+/// Bytes of whole bodies that are remembered, so that the next call has not far to go.
+const MAX_WHOLE_BYTES: usize = 64 << 20;
+/// Pieces of which ids, rows or a body consist: only a damaged store has more.
+const MAX_STEPS: usize = 1 << 24;
 /// Bases of which it is remembered that they are not to be had.
 const MAX_MISSING: usize = 100_000;
 
@@ -36,10 +38,35 @@ pub(in crate::capture) struct Joiner {
     most_bytes: usize,
     bytes: usize,
     sessions: HashMap<SessionId, Seen>,
+    whole: Wholes,
     /// They are looked for once.
     missing: HashSet<ChoiceId>,
     /// Counts the calls.
     now: u64,
+}
+
+/// Bodies that were put together last.
+#[derive(Debug, Default)]
+struct Wholes {
+    bodies: HashMap<(ChoiceId, Body), Bytes>,
+    order: VecDeque<(ChoiceId, Body)>,
+    bytes: usize,
+}
+
+impl Wholes {
+    fn push(&mut self, name: (ChoiceId, Body), body: Bytes) {
+        self.bytes += body.len();
+        if let Some(before) = self.bodies.insert(name, body) {
+            self.bytes -= before.len();
+        } else {
+            self.order.push_back(name);
+        }
+        while self.bytes > MAX_WHOLE_BYTES
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.bytes -= self.bodies.remove(&oldest).map_or(0, |body| body.len());
+        }
+    }
 }
 
 /// One session's calls, as they lie in the store.
@@ -62,7 +89,7 @@ struct Piece {
 }
 
 /// A body of a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Body {
     Client,
     Upstream,
@@ -116,7 +143,7 @@ type Walked<T> = Result<Option<T>, ChoiceId>;
 impl Joiner {
     pub(in crate::capture) fn new(parts: Parts) -> Self {
         let (sessions, missing) = (HashMap::new(), HashSet::new());
-        Self { parts, most_bytes: MAX_BYTES, bytes: 0, sessions, missing, now: 0 }
+        Self { parts, most_bytes: MAX_BYTES, bytes: 0, sessions, whole: Wholes::default(), missing, now: 0 }
     }
 
     /// Makes the call whole. `read` gives all calls of a session as they lie in the store; what cannot be read it leaves
@@ -306,7 +333,7 @@ impl Joiner {
         let Some(splice) = call.shared.as_ref().and_then(|shared| body.splice(shared)) else {
             return Ok(None);
         };
-        let mut whole = Vec::with_capacity(splice.length as usize);
+        let mut whole = Vec::with_capacity((splice.length as usize).min(MAX_WHOLE_BYTES));
         // The next on top.
         let mut todo = vec![Todo::Range(call.choice(), body, 0..splice.length)];
         let mut steps = 0;
@@ -319,6 +346,12 @@ impl Joiner {
                 }
                 Todo::Range(name, body, range) => (name, body, range),
             };
+            let at_hand = self.whole.bodies.get(&(name, body));
+            if let Some(bytes) = at_hand.and_then(|bytes| bytes.get(range.start as usize..range.end as usize))
+            {
+                whole.extend_from_slice(bytes);
+                continue;
+            }
             let piece = self.piece(&call.session_id, name).ok_or(name)?;
             let Some(segments) = piece.segments(name, body, range).filter(|_| steps < MAX_STEPS) else {
                 return Ok(None);
@@ -326,7 +359,11 @@ impl Joiner {
             todo.extend(segments.into_iter().rev());
         }
         let is_whole = whole.len() == splice.length as usize && crc32c::crc32c(&whole) == splice.crc32c;
-        Ok(JsonText::of_read_bytes(whole.into()).ok().filter(|_| is_whole))
+        let text = JsonText::of_read_bytes(whole.into()).ok().filter(|_| is_whole);
+        if let Some(text) = &text {
+            self.whole.push((call.choice(), body), text.bytes().clone());
+        }
+        Ok(text)
     }
 
     /// All rows up to those of the call; `None` if they do not fit together.

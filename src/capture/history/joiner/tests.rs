@@ -254,3 +254,29 @@ fn a_call_of_another_day_or_session_is_no_base() {
     assert!(!is_based(&|call| call.received_at += 86_400_000_000));
     assert!(!is_based(&|call| call.session_id = "other".parse().expect("an id")));
 }
+
+#[test]
+fn a_long_conversation_begins_anew_now_and_then() {
+    let held = crate::capture::history::Held::default();
+    let first = conversation(1, 1).remove(0);
+    let (mut ids, mut words) = (first.prompt_token_ids.clone().expect("ids"), words(9, 300));
+    let mut stored = vec![];
+    for turn in 0..600_u32 {
+        ids.extend((0..80).map(|id| id + turn));
+        words.push_str(&format!(" and then {turn} {}", "x".repeat(100)));
+        let mut call = [first.clone()];
+        call[0].call_id = CallId::now();
+        call[0].prompt_token_ids = Some(ids.clone());
+        call[0].client_request = JsonText::new(format!("[\"{words}\"]")).ok();
+        held.hold(held.shorten(&mut call));
+        let [call] = call;
+        stored.push(call);
+    }
+    let whole = stored.iter().filter(|call| call.shared.as_ref().is_none_or(|shared| shared.base.is_none()));
+    assert_eq!(whole.count(), 3);
+    let mut joiner = Joiner::new(Parts { ids: true, bodies: true, routing: true });
+    let mut last = stored[599].clone();
+    assert_eq!(joiner.join(&mut last, |_| Ok::<_, Infallible>(stored.clone())), Ok(true));
+    assert_eq!(last.prompt_token_ids, Some(ids));
+    assert_eq!(last.client_request, JsonText::new(format!("[\"{words}\"]")).ok());
+}

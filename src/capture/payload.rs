@@ -59,6 +59,7 @@ const RECORD_HEAD: usize = 12;
 
 thread_local! {
     static PACKER: RefCell<Option<zstd::bulk::Compressor<'static>>> = const { RefCell::new(None) };
+    static UNPACKER: RefCell<zstd::bulk::Decompressor<'static>> = RefCell::default();
 }
 
 /// The bytes compressed, if they are so many; `None` if that is hardly worth it.

@@ -1,8 +1,9 @@
 //! What the writer remembers of the last calls of each session, and what it leaves out of a new one.
 
 use std::collections::HashMap;
-use std::hash::RandomState;
 use std::sync::{Arc, Mutex, PoisonError};
+
+use ahash::RandomState;
 
 use super::joiner::sum_of_ids;
 use super::signature::{self, BLOCK, IDS, Signature};
@@ -21,7 +22,7 @@ const PART_COST: u32 = 64;
 const MAX_DEPTH: u16 = 256;
 const MAX_PARTS: usize = 64;
 
-/// What the writer remembers.
+/// What the writer remembers. Its hashes are made with a key that nobody outside can foresee.
 #[derive(Debug, Default)]
 pub(in crate::capture) struct Held {
     hasher: RandomState,

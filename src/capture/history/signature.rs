@@ -2,7 +2,8 @@
 //! (A. Tridgell, "Efficient Algorithms for Sorting and Synchronization", 1999, chapter 3).
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+
+use ahash::RandomState;
 
 use crate::record::Part;
 
@@ -158,10 +159,13 @@ struct Rolling {
 }
 
 impl Rolling {
+    /// Of a window of a block's length.
     fn of(window: &[u8]) -> Self {
-        let length = window.len() as u32;
-        let low = window.iter().map(|byte| u32::from(*byte)).sum();
-        let high = window.iter().zip(0_u32..).map(|(byte, at)| (length - at) * u32::from(*byte)).sum();
+        let (mut low, mut high) = (0_u32, 0_u32);
+        for (at, byte) in window.iter().enumerate().take(BLOCK) {
+            low += u32::from(*byte);
+            high += (BLOCK - at) as u32 * u32::from(*byte);
+        }
         Self { low, high }
     }
 

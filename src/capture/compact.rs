@@ -225,3 +225,6 @@ pub fn column_names() -> Vec<String> {
     let schema = Arc::clone(&columns::schema());
     schema.fields().iter().map(|field| field.name().clone()).collect()
 }
+
+#[cfg(test)]
+mod tests;

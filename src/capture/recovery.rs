@@ -119,6 +119,7 @@ fn discard_headless(storage: &dyn Storage, path: &Path, recovery: &mut Recovery)
     }
     let aside = layout::damaged_path(path);
     storage.rename(path, &aside).map_err(CaptureError::io("rename", path))?;
+    metrics::counter!("lego_capture_damaged_bytes_total").increment(bytes.len() as u64);
     tracing::error!(path = %aside.display(), "not a journal segment: set aside");
     recovery.quarantined.push(aside);
     Ok(())

@@ -5,6 +5,7 @@ mod calls;
 #[path = "../common/python.rs"]
 mod python;
 
+mod cases;
 mod cli;
 mod compact;
 mod crash;

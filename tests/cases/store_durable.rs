@@ -63,7 +63,7 @@ async fn an_fdatasync_lies_between_a_record_and_its_held_event() {
         ("chat/completions", request(true), r#"finish_reason\":\"stop"#),
         ("messages", speech::messages(true), "message_delta"),
         ("responses", speech::responses(true), "response.output_item.done"),
-        ("chat/completions", request(false), r#"finish_reason\":\"stop"#),
+        ("chat/completions", request(false), r#"finish_reason\": \"stop"#),
     ] {
         let response = post(&process.url(route), &body).await;
         let id = response.headers()["x-lego-call-id"].to_str().expect("text").to_owned();

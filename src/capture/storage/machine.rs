@@ -50,6 +50,20 @@ impl Fault {
     }
 }
 
+/// An operation that was done, of the file or folder of this name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::capture) enum Did {
+    Made(PathBuf),
+    MadeFolder(PathBuf),
+    Written(PathBuf),
+    Synced(PathBuf),
+    SyncedFolder(PathBuf),
+    /// By its old name.
+    Renamed(PathBuf),
+    Removed(PathBuf),
+    Cut(PathBuf),
+}
+
 type FileId = usize;
 
 /// A change of names that is not on disk yet.
@@ -138,6 +152,7 @@ struct State {
     names: BTreeMap<PathBuf, Option<FileId>>,
     on_disk: BTreeMap<PathBuf, Option<FileId>>,
     changes: Vec<Change>,
+    done: Vec<Did>,
 }
 
 /// The machine, as one process has it. Clones are the same process.
@@ -161,6 +176,7 @@ impl Machine {
             names: BTreeMap::from([(root.to_owned(), None)]),
             on_disk: BTreeMap::new(),
             changes: vec![],
+            done: vec![],
         };
         let mut folders = vec![root.to_owned()];
         while let Some(folder) = folders.pop() {
@@ -215,6 +231,11 @@ impl Machine {
     /// So many bytes may still be written.
     pub(in crate::capture) fn has_room(&self, bytes: u64) {
         self.state().room = bytes;
+    }
+
+    /// What was done so far, in order.
+    pub(in crate::capture) fn done(&self) -> Vec<Did> {
+        self.state().done.clone()
     }
 
     pub(in crate::capture) fn operations(&self) -> u64 {
@@ -333,7 +354,8 @@ impl Storage for Machine {
         state.files.push(OneFile { handle: ours, synced: vec![], is_forgotten: false });
         state.names.insert(path.to_owned(), Some(file));
         state.changes.push(Change::Made { path: path.to_owned(), file });
-        Ok(Box::new(MachineDisk { machine: self.clone(), handle, file }))
+        state.done.push(Did::Made(path.to_owned()));
+        Ok(Box::new(MachineDisk { machine: self.clone(), path: path.to_owned(), handle, file }))
     }
 
     fn create_dir(&self, path: &Path) -> io::Result<()> {
@@ -341,6 +363,7 @@ impl Storage for Machine {
         fs::create_dir(path)?;
         state.names.insert(path.to_owned(), None);
         state.changes.push(Change::MadeFolder { path: path.to_owned() });
+        state.done.push(Did::MadeFolder(path.to_owned()));
         Ok(())
     }
 
@@ -351,6 +374,7 @@ impl Storage for Machine {
         state.names.remove(from);
         state.names.insert(to.to_owned(), Some(file));
         state.changes.push(Change::Renamed { from: from.to_owned(), to: to.to_owned(), file });
+        state.done.push(Did::Renamed(from.to_owned()));
         Ok(())
     }
 
@@ -360,6 +384,7 @@ impl Storage for Machine {
         fs::remove_file(path)?;
         state.names.remove(path);
         state.changes.push(Change::Removed { path: path.to_owned(), file });
+        state.done.push(Did::Removed(path.to_owned()));
         Ok(())
     }
 
@@ -368,11 +393,13 @@ impl Storage for Machine {
         let file = state.file(path)?;
         OpenOptions::new().write(true).open(path)?.set_len(length)?;
         state.files[file].sync();
+        state.done.push(Did::Cut(path.to_owned()));
         Ok(())
     }
 
     fn sync_folder(&self, folder: &Path) -> io::Result<()> {
         let mut state = self.enter_bare()?;
+        state.done.push(Did::SyncedFolder(folder.to_owned()));
         let changes = std::mem::take(&mut state.changes);
         let is_synced: Vec<bool> = changes.iter().map(|change| change.is_in(folder)).collect();
         for (number, change) in changes.iter().enumerate() {
@@ -393,6 +420,8 @@ impl Storage for Machine {
 
 struct MachineDisk {
     machine: Machine,
+    /// Its first name.
+    path: PathBuf,
     handle: File,
     file: FileId,
 }
@@ -414,7 +443,10 @@ impl Disk for MachineDisk {
         match failed {
             Some(fault) => Err(fault.error()),
             None if fits < bytes.len() => Err(Fault::Full.error()),
-            None => Ok(()),
+            None => {
+                state.done.push(Did::Written(self.path.clone()));
+                Ok(())
+            }
         }
     }
 
@@ -424,6 +456,7 @@ impl Disk for MachineDisk {
         match begun {
             Ok(()) => {
                 file.sync();
+                state.done.push(Did::Synced(self.path.clone()));
                 Ok(())
             }
             Err(None) => Err(off()),

@@ -264,8 +264,7 @@ async fn f11_a_cell_that_no_store_takes_is_refused_with_its_call() {
     let writer = Writer::open(dir.path(), WriterOptions::default()).expect("a free folder");
     let mut large = call("s", &[1], &[2]);
     let text = format!("\"{}\"", "x".repeat((1 << 30) + 1));
-    large.response = JsonText::new(&text).ok();
-    drop(text);
+    large.response = JsonText::new(text).ok();
     let id = large.call_id.to_string();
     let refused = writer.append(vec![large]).await.expect_err("too long");
     assert!(matches!(&refused, SinkError::Refused { call_id, .. } if *call_id == id), "{refused}");

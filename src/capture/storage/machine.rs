@@ -159,6 +159,8 @@ struct State {
 #[derive(Clone)]
 pub(in crate::capture) struct Machine {
     state: Arc<Mutex<State>>,
+    /// Syncs wait while this is locked.
+    pub(in crate::capture) hangs: Arc<Mutex<()>>,
     process: u32,
 }
 
@@ -195,7 +197,7 @@ impl Machine {
             }
         }
         state.on_disk = state.names.clone();
-        Self { state: Arc::new(Mutex::new(state)), process: 0 }
+        Self { state: Arc::new(Mutex::new(state)), hangs: Arc::default(), process: 0 }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -219,7 +221,7 @@ impl Machine {
         let mut state = self.state();
         state.process += 1;
         state.kill_at = None;
-        Self { state: Arc::clone(&self.state), process: state.process }
+        Self { state: Arc::clone(&self.state), hangs: Arc::clone(&self.hangs), process: state.process }
     }
 
     /// The `count`-th operation from now on fails, and `more` after it.
@@ -451,6 +453,7 @@ impl Disk for MachineDisk {
     }
 
     fn sync(&mut self) -> io::Result<()> {
+        drop(self.machine.hangs.lock());
         let (mut state, begun) = self.machine.enter();
         let file = &mut state.files[self.file];
         match begun {

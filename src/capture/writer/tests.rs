@@ -182,3 +182,52 @@ async fn a_segment_with_damage_is_set_aside_and_what_is_whole_becomes_parquet() 
         assert_eq!(journal_files(dir.path(), ".damaged"), aside);
     }
 }
+
+#[tokio::test]
+async fn a_disk_that_hangs_is_told_after_a_while_and_what_waited_is_written_once_it_goes_on() {
+    let dir = tempfile::tempdir().expect("folder");
+    let machine = Machine::new(dir.path());
+    let limits = Limits { stall: Some(Duration::from_millis(30)), ..Limits::default() };
+    let options = WriterOptions { limits, ..WriterOptions::default() };
+    let writer = open(dir.path(), &machine, options).expect("free folder");
+    writer.append(vec![call(1)]).await.expect("fine");
+    let hangs = machine.hangs.lock().expect("free");
+    for number in [2, 3] {
+        let stalled = writer.append(vec![call(number)]).await;
+        assert!(matches!(&stalled, Err(SinkError::Stalled { .. })), "{stalled:?}");
+        assert!(stalled.unwrap_err().to_string().contains("capture_stall_timeout_secs"));
+    }
+    assert!(matches!(writer.admits(), Err(SinkError::Stalled { .. })), "nothing more is sampled");
+    drop(hangs);
+    while writer.admits().is_err() {
+        tokio::task::yield_now().await;
+    }
+    writer.append(vec![call(4)]).await.expect("it goes on");
+    writer.close().await;
+    assert_eq!(stored(dir.path()), [1, 2, 3, 4], "what waited too");
+}
+
+#[tokio::test]
+async fn a_folder_at_its_bound_takes_what_runs_and_nothing_that_begins() {
+    let dir = tempfile::tempdir().expect("folder");
+    let limits = Limits { max_bytes: Some(3000), ..Limits::default() };
+    let options = WriterOptions { limits, ..WriterOptions::default() };
+    let writer = Writer::open(dir.path(), options).expect("free folder");
+    let mut number = 0;
+    while writer.admits() == Ok(()) {
+        number += 1;
+        writer.append(vec![call(number)]).await.expect("room");
+    }
+    assert!(number > 1, "there was room for some");
+    let told = writer.admits().expect_err("it is full").to_string();
+    assert!(told.contains("capture_max_bytes allows 3000") && told.contains("prune"), "{told}");
+    // Those that were sampled by then.
+    writer.append(vec![call(number + 1)]).await.expect("it runs");
+    writer.draft(vec![call(number + 2)]).await.expect("it runs");
+    writer.close().await;
+    assert_eq!(stored(dir.path()), (1..=number + 1).collect::<Vec<u16>>());
+    // As large as it is, a folder opens; what is wrong is told then.
+    let again = Writer::open(dir.path(), options).expect("free folder");
+    assert!(matches!(again.admits(), Err(SinkError::AtCap { .. })));
+    again.close().await;
+}

@@ -18,11 +18,14 @@ const IDS: (u32, u32) = (4096, 512);
 const BODY: usize = 24 << 10;
 
 fn call(number: u32) -> Call {
-    let (prompt, completion): (Vec<u32>, Vec<u32>) =
-        ((0..IDS.0).map(|id| id * 31 + number).collect(), (0..IDS.1).map(|id| id * 7 + number).collect());
+    let (prompt, completion): (Vec<u32>, Vec<u32>) = (
+        (0..IDS.0).map(|id| (id * 31).wrapping_add(number)).collect(),
+        (0..IDS.1).map(|id| (id * 7).wrapping_add(number)).collect(),
+    );
     let mut call = calls::call(&format!("s{}", number % 50), &prompt, &completion);
-    let text: String =
-        (0..BODY).map(|at| char::from(b'a' + (at as u32 * 7 + number * 13) as u8 % 26)).collect();
+    let text: String = (0..BODY)
+        .map(|at| char::from(b'a' + (at as u32 * 7).wrapping_add(number.wrapping_mul(13)) as u8 % 26))
+        .collect();
     call.client_request = JsonText::new(format!("\"{text}\"")).ok();
     call
 }
@@ -43,9 +46,14 @@ async fn leave(live: &Path, dead: &Path, bytes: u64) -> (u64, u64) {
             break length;
         }
     };
-    fs::create_dir_all(dead.join("journal")).expect("a folder");
-    for path in segments() {
-        fs::hard_link(&path, dead.join("journal").join(path.file_name().expect("a name"))).expect("linked");
+    // A call that ran: whether its record was written after all is looked up in all of the journal.
+    writer.draft(vec![call(u32::MAX)]).await.expect("room");
+    for folder in ["journal", "drafts/journal"] {
+        fs::create_dir_all(dead.join(folder)).expect("a folder");
+        for entry in fs::read_dir(live.join(folder)).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            fs::hard_link(&path, dead.join(folder).join(path.file_name().expect("a name"))).expect("linked");
+        }
     }
     // Neither closed nor made into Parquet.
     std::mem::forget(writer);
@@ -61,7 +69,7 @@ async fn main() {
     let began = Instant::now();
     let writer = Writer::open(&dead, WriterOptions::default()).expect("the lock of the dead is free");
     let opened = began.elapsed();
-    assert_eq!(writer.recovery().appends, appends);
+    assert_eq!((writer.recovery().appends, writer.recovery().unfinished), (appends, 1));
     println!(
         "a journal of {} MiB, {appends} appends: ready for calls after {:.2} s",
         length >> 20,

@@ -6,17 +6,20 @@
 //! After kill -9 or power loss the last draft of a call without a record becomes its record.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::CaptureError;
 use super::frame::{self, Frames, HEADER_LEN, Step};
-use super::journal::{self, Journal};
+use super::journal::Journal;
 use super::layout;
 use super::payload::{self, Payload};
 use super::reader::{Query, Reader};
+use super::room::Limits;
+use super::storage::{Storage, make_folder};
 use super::writer::{Durability, WriterOptions};
 use crate::record::{Call, CallId};
 
@@ -29,6 +32,7 @@ const SMALL: u64 = 4 << 20;
 pub(super) struct Drafts {
     dir: PathBuf,
     durability: Durability,
+    storage: Arc<dyn Storage>,
     /// Calls that ran when this writer opened its folder have their records in segments from this number on.
     since: u64,
     segments: Vec<Segment>,
@@ -41,22 +45,23 @@ struct Segment {
 }
 
 impl Drafts {
-    pub(super) fn new(dir: &Path, durability: Durability, since: u64) -> Self {
-        Self { dir: folder(dir), durability, since, segments: vec![] }
+    pub(super) fn new(dir: &Path, durability: Durability, since: u64, storage: Arc<dyn Storage>) -> Self {
+        Self { dir: folder(dir), durability, storage, since, segments: vec![] }
     }
 
     /// Writes and syncs drafts, all or none.
     pub(super) fn write(&mut self, drafts: &[(&Payload, &[CallId])]) -> io::Result<()> {
         let has_room = self.segments.last().is_some_and(|segment| segment.bytes < SEGMENT_BYTES);
         if !has_room {
-            fs::create_dir_all(layout::journal_dir(&self.dir))?;
+            make_folder(&*self.storage, &layout::journal_dir(&self.dir))?;
             let options = WriterOptions {
                 durability: self.durability,
                 segment_bytes: u64::MAX,
                 segment_age: Duration::MAX,
+                limits: Limits::default(),
             };
-            let create = Box::new(journal::create_file);
-            let journal = Journal::new(self.dir.clone(), options, self.since, create);
+            let storage = Arc::clone(&self.storage);
+            let journal = Journal::new(self.dir.clone(), options, self.since, storage);
             self.segments.push(Segment { journal, bytes: 0, living: HashSet::new() });
         }
         let Some(segment) = self.segments.last_mut() else {
@@ -88,7 +93,7 @@ impl Drafts {
         self.segments.retain_mut(|segment| {
             let is_worthless = segment.living.is_empty() && segment.bytes >= SMALL;
             if is_worthless {
-                delete(&self.dir, segment);
+                delete(&*self.storage, &self.dir, segment);
             }
             !is_worthless
         });
@@ -98,16 +103,16 @@ impl Drafts {
     pub(super) fn close(mut self) {
         for segment in &mut self.segments {
             if segment.living.is_empty() {
-                delete(&self.dir, segment);
+                delete(&*self.storage, &self.dir, segment);
             }
         }
     }
 }
 
-fn delete(dir: &Path, segment: &mut Segment) {
+fn delete(storage: &dyn Storage, dir: &Path, segment: &mut Segment) {
     if let Some(sealed) = segment.journal.seal() {
         let path = sealed.name.journal_path(dir);
-        if let Err(error) = fs::remove_file(&path) {
+        if let Err(error) = storage.remove(&path) {
             tracing::warn!(path = %path.display(), %error, "a journal of drafts could not be deleted");
         }
     }

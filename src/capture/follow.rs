@@ -107,7 +107,7 @@ impl Follow {
     pub fn open(dir: &Path, query: Query, count: usize) -> Result<(Vec<Call>, Self), CaptureError> {
         // What comes after this list and before the next is in that one, or not known yet.
         let before = parquet_names(dir)?;
-        let Listing { segments, files } = Listing::of(dir, 0)?;
+        let Listing { segments, files } = Listing::of(dir, 0, None)?;
         let listed = files.iter().filter_map(|file| Some(file.path.file_stem()?.to_str()?.to_owned()));
         let mut follow = Self {
             dir: dir.to_owned(),

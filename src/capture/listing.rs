@@ -51,13 +51,15 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// All of `dir`, without the files of segments before `since`.
-    pub(super) fn of(dir: &Path, since: u64) -> Result<Self, CaptureError> {
+    /// All of `dir`, without the files of segments before `since`, and without those of days before that of `from`, µs
+    /// since the Unix epoch.
+    pub(super) fn of(dir: &Path, since: u64, from: Option<i64>) -> Result<Self, CaptureError> {
         if !dir.is_dir() {
             return Err(CaptureError::NoFolder { dir: dir.to_owned() });
         }
+        let first = from.map(layout::date_of);
         for _ in 0..TRIES {
-            if let Some(listing) = Self::once(dir, since)? {
+            if let Some(listing) = Self::once(dir, since, first.as_deref())? {
                 return Ok(listing);
             }
         }
@@ -65,7 +67,7 @@ impl Listing {
         Err(CaptureError::corrupt(dir, reason))
     }
 
-    fn once(dir: &Path, since: u64) -> Result<Option<Self>, CaptureError> {
+    fn once(dir: &Path, since: u64, first: Option<&str>) -> Result<Option<Self>, CaptureError> {
         let mut open: HashSet<SegmentName> = HashSet::new();
         let mut segments = vec![];
         for name in layout::segments(dir)?.into_iter().filter(|name| name.number >= since) {
@@ -80,7 +82,8 @@ impl Listing {
             }
         }
         let mut files = vec![];
-        for date in layout::days(dir)? {
+        let days = layout::days(dir)?.into_iter();
+        for date in days.filter(|date| first.is_none_or(|first| date.as_str() >= first)) {
             let folder = layout::day_folder(dir, &date);
             let Some(mark) = Mark::share(&folder)?.map(Arc::new) else {
                 continue;

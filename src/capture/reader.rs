@@ -25,6 +25,9 @@ pub struct Query {
     pub trial_id: Option<TrialId>,
     /// Only this call.
     pub call_id: Option<CallId>,
+    /// Only calls received then or later, µs since the Unix epoch. Of earlier days only the rows of routing are
+    /// read that such calls go on from.
+    pub since: Option<i64>,
     /// Only calls for which this is true.
     pub filter: Option<Filter>,
     /// Leave `client_request`, `upstream_request` and `response` null: what training needs is far smaller.
@@ -47,6 +50,7 @@ impl Query {
         self.session_id.as_ref().is_none_or(|id| *id == call.session_id)
             && self.trial_id.as_ref().is_none_or(|id| Some(id) == call.trial_id.as_ref())
             && self.call_id.is_none_or(|id| id == call.call_id)
+            && self.since.is_none_or(|since| call.received_at >= since)
             && self.filter.as_ref().is_none_or(|filter| filter.uses_bodies() || filter.matches(call))
     }
 
@@ -89,7 +93,7 @@ impl Reader {
 
     /// As [`Reader::open`], without the files of segments before `since`.
     pub(super) fn open_since(dir: &Path, query: Query, since: u64) -> Result<Self, CaptureError> {
-        let Listing { segments, files } = Listing::of(dir, since)?;
+        let Listing { segments, files } = Listing::of(dir, since, query.since)?;
         let segments = segments.into_iter().map(|open| SegmentCalls::of(open.path, open.file, None));
         let segments = segments.collect::<Result<_, _>>()?;
         let aside = |path: &PathBuf| {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use tokio::net::TcpListener;
 
-use crate::capture::{Writer, WriterOptions};
+use crate::capture::Writer;
 use crate::config::{Config, ConfigPaths, Environment, Use};
 use crate::proxy::{self, LocalTokenizers, Mode, Proxy, ProxyOptions, SessionSampling};
 use crate::run;
@@ -87,9 +87,7 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
         let (config, tokenizers) = (config.clone(), tokenizers.clone());
         tokio::task::spawn_blocking(move || run::upstreams(&config, &tokenizers)).await??
     };
-    let writer_options =
-        WriterOptions { durability: run::durability(settings.durability), ..WriterOptions::default() };
-    let writer = Arc::new(Writer::open(&settings.capture_dir, writer_options)?);
+    let writer = Arc::new(Writer::open(&settings.capture_dir, run::writer_options(settings))?);
     let sampling = match &settings.pinned_sampling {
         Some(pinned) => SessionSampling::from(pinned),
         None => SessionSampling::PassThrough,

@@ -95,7 +95,7 @@ pub trait Watch {
 pub fn verify(dir: &Path, filter: Option<&Filter>, watch: &mut dyn Watch) -> Result<Verified, CaptureError> {
     // One that began or ended in between had a hand in what is listed.
     let writer = lock::writer(dir)?;
-    let Listing { segments, files } = Listing::of(dir, 0)?;
+    let Listing { segments, files } = Listing::of(dir, 0, None)?;
     let writer = writer.map_or_else(|| lock::writer(dir), |pid| Ok(Some(pid)))?;
     let size = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.len());
     let all = segments.iter().map(|open| size(&open.path)).sum::<u64>()

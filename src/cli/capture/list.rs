@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::{ListArgs, captures, load, time, warn_skipped};
+use super::{ListArgs, captures, load, start_of_day, time, warn_skipped};
 use crate::capture::{Query, Reader};
 use crate::record::{Call, CallKind, CallStatus, IdsSource, SessionId};
 use crate::run::count;
@@ -91,9 +91,15 @@ pub(super) fn lean() -> Query {
     Query { without_bodies: true, without_routing: true, as_stored: true, ..Query::default() }
 }
 
+/// What a list asks for.
+fn query(args: &ListArgs) -> anyhow::Result<Query> {
+    let since = args.last.map(start_of_day).transpose()?;
+    Ok(Query { since, filter: args.r#where.filter.clone(), ..lean() })
+}
+
 fn list_sessions(out: &mut dyn Write, dir: &Path, args: &ListArgs) -> anyhow::Result<()> {
     let mut sessions: BTreeMap<SessionId, Totals> = BTreeMap::new();
-    let mut reader = Reader::open(dir, Query { filter: args.r#where.filter.clone(), ..lean() })?;
+    let mut reader = Reader::open(dir, query(args)?)?;
     for call in reader.by_ref() {
         let call = call?;
         if args.kind.is_none_or(|kind| kind == call.kind) {
@@ -157,9 +163,8 @@ fn list_sessions(out: &mut dyn Write, dir: &Path, args: &ListArgs) -> anyhow::Re
 }
 
 fn list_calls(out: &mut dyn Write, dir: &Path, session: &SessionId, args: &ListArgs) -> anyhow::Result<()> {
-    let filter = args.r#where.filter.clone();
-    let is_filtered = filter.is_some();
-    let query = Query { session_id: Some(session.clone()), filter, as_stored: !args.json, ..lean() };
+    let is_filtered = args.r#where.filter.is_some() || args.last.is_some();
+    let query = Query { session_id: Some(session.clone()), as_stored: !args.json, ..query(args)? };
     let mut calls = load(dir, query)?;
     anyhow::ensure!(is_filtered || !calls.is_empty(), "no session {session} in {}", dir.display());
     calls.retain(|call| args.kind.is_none_or(|kind| kind == call.kind));

@@ -41,6 +41,8 @@ mod reader;
 mod recovery;
 mod rows;
 mod spill;
+#[cfg(feature = "sql")]
+pub mod sql;
 mod summed;
 mod verify;
 mod writer;

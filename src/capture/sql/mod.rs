@@ -23,6 +23,7 @@ use datafusion::prelude::{SQLOptions, SessionConfig, SessionContext};
 use datafusion::sql::parser::Statement;
 use datafusion::sql::sqlparser::ast;
 use datafusion::sql::sqlparser::dialect::GenericDialect;
+use datafusion::sql::sqlparser::parser::ParserError;
 use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
 
 use super::error::CaptureError;
@@ -44,7 +45,7 @@ pub enum SqlError {
     Query(String),
     /// It would change something.
     #[error(
-        "captures are only read: write a query (SELECT, WITH, VALUES, DESCRIBE, SHOW or EXPLAIN), not {0}"
+        "captures are only read: write a query (SELECT, WITH, VALUES, DESCRIBE, SHOW TABLES or EXPLAIN), not {0}"
     )]
     NotAQuery(String),
     /// It needs more memory than it was given.
@@ -169,9 +170,16 @@ pub fn failure(error: &DataFusionError) -> SqlError {
     }
 }
 
+/// What is wrong, without what kind of error DataFusion takes it for.
 fn text(error: &DataFusionError) -> String {
     match error.find_root() {
         DataFusionError::External(error) => error.to_string(),
-        root => root.strip_backtrace(),
+        DataFusionError::SQL(error, _) => match &**error {
+            ParserError::TokenizerError(problem) | ParserError::ParserError(problem) => problem.clone(),
+            ParserError::RecursionLimitExceeded => {
+                "too many parentheses or queries within each other".to_owned()
+            }
+        },
+        root => root.message().into_owned(),
     }
 }

@@ -5,10 +5,6 @@ use std::path::PathBuf;
 use super::Folder;
 
 #[derive(Debug, clap::Args)]
-#[cfg_attr(
-    not(feature = "sql"),
-    expect(dead_code, reason = "without the feature the command only says how to get it")
-)]
 pub(super) struct Args {
     /// A query over the table `calls`, which has the columns of docs/captures.md.
     // One that begins with a comment too.

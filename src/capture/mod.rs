@@ -43,6 +43,8 @@ mod reader;
 mod recovery;
 mod room;
 mod spill;
+#[cfg(feature = "sql")]
+pub mod sql;
 mod storage;
 mod summed;
 mod verify;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::config::{AgentOom, Config, Environment};
 use super::Event;
+use crate::config::{AgentOom, Config, Environment};
 use crate::record::{
     Disposition, EpisodeId, GroupId, Outcome, PolicyVersion, SessionId, TaskId, Termination, TrialId,
 };

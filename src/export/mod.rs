@@ -36,7 +36,7 @@ mod verl;
 
 use std::path::Path;
 
-use crate::capture::Filter;
+use crate::capture::{CaptureError, Filter};
 use crate::telemetry::RunBooks;
 
 pub use counts::Counts;
@@ -139,6 +139,9 @@ fn within(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Counts, ExportError> {
     let format = options.format;
+    if !dir.is_dir() {
+        return Err(CaptureError::NoFolder { dir: dir.to_owned() }.into());
+    }
     if format.is_of_samples() && books.is_none() {
         return Err(ExportError::NoRun { dir: dir.to_owned(), format: format.name() });
     }
@@ -159,4 +162,95 @@ fn within(
     counts.check()?;
     output.finish(&counts)?;
     Ok(counts)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::capture::{Writer, WriterOptions};
+    use crate::record::{CallSink as _, JsonText, example};
+    use crate::telemetry::RunBooks;
+
+    /// A run of six sessions, whose calls are in two files.
+    async fn run() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().expect("folder");
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("run.json"), "{}").expect("written");
+        let batch = "batch_size = 16\nrollout_batch_size = 16\ngroup_size = 2\n";
+        fs::write(at("config.resolved.toml"), format!("[training]\n{batch}")).expect("written");
+        let mut events = String::new();
+        for number in 0..6 {
+            let trial = format!("v{}-g{}-{}", number / 4, number / 2, number % 2);
+            let event = json!({
+                "at": "t", "event": "trial_finished", "trial_id": trial, "task_id": "t", "reward": number,
+                "policy_version": number / 4, "turns": 1, "sampled_tokens": 1, "seconds": 1.0,
+                "outcome": {"outcome": "valid", "termination": "completed"},
+            });
+            events += &format!("{event}\n");
+            fs::create_dir_all(at("trials").join(&trial)).expect("folder");
+            let result = json!({"session_id": format!("{trial}.1"), "purpose": "training", "reward": number});
+            fs::write(at("trials").join(&trial).join("result.json"), result.to_string()).expect("written");
+        }
+        fs::write(at("events.jsonl"), events).expect("written");
+        for _ in 0..2 {
+            let writer = Writer::open(&at("captures"), WriterOptions::default()).expect("free folder");
+            for number in 0..30_u32 {
+                let of = number % 6;
+                let trial = format!("v{}-g{}-{}", of / 4, of / 2, of % 2);
+                let ids = vec![number; 1 + number as usize % 4];
+                let mut call = example::call(json!({
+                    "session_id": format!("{trial}.1"), "trial_id": trial, "prompt_token_ids": [number, 1],
+                    "prompt_ids_source": "engine", "completion_ids_source": "engine", "finish_reason": "stop",
+                    "completion_logprobs": vec![-0.5; ids.len()], "sampling_sent": {"temperature": 1.0},
+                    "weight_spans": [{"version": "0", "start": 0, "end": ids.len()}], "text": "x", "trainable": true,
+                    "usage": {"prompt_tokens": 2, "completion_tokens": ids.len()}, "completion_token_ids": ids,
+                }));
+                let messages = json!({"messages": [{"role": "user", "content": number.to_string()}]});
+                call.client_request = JsonText::new(messages.to_string()).ok();
+                writer.append(vec![call]).await.expect("room");
+            }
+            writer.close().await;
+        }
+        folder
+    }
+
+    /// All files of an export.
+    fn files(path: &Path) -> BTreeMap<String, Vec<u8>> {
+        if path.is_file() {
+            return BTreeMap::from([(String::new(), fs::read(path).expect("read"))]);
+        }
+        let entries = fs::read_dir(path).expect("folder").map(|entry| entry.expect("entry").path());
+        let of = |path: std::path::PathBuf| {
+            let name = path.file_name().expect("name").to_string_lossy().into_owned();
+            files(&path).into_iter().map(move |(inside, bytes)| (format!("{name}/{inside}"), bytes))
+        };
+        entries.flat_map(of).collect()
+    }
+
+    #[tokio::test]
+    async fn sessions_one_by_one_give_the_same_bytes_as_all_together() {
+        let run = run().await;
+        let dir = run.path().join("captures");
+        let books = RunBooks::of(&dir).expect("read").expect("a run's");
+        let folder = tempfile::tempdir().expect("folder");
+        for format in
+            [Format::Openai, Format::Atif, Format::Trl, Format::Verl, Format::Slime, Format::PrimeRl]
+        {
+            let options = Options { format, filter: None, with_evaluations: false, ranks: 1, force: false };
+            let of = |room: usize| {
+                let path = folder.path().join(format!("{}-{room}", format.name()));
+                let mut told = 0;
+                let counts = within(room, &dir, Some(&books), &path, options, &mut |_, _| told += 1);
+                let counts = counts.expect("exported");
+                assert_eq!((told, counts.sessions.written()), (6, 6), "{counts:?}");
+                (files(&path), counts)
+            };
+            assert_eq!(of(1), of(ROOM), "{}", format.name());
+        }
+    }
 }

@@ -159,8 +159,17 @@ impl Output {
         };
         if !is_folder && !self.force {
             // Other than a rename it fails where somebody else took the name meanwhile.
-            let linked = fs::hard_link(&self.aside, &self.path).map_err(taken);
-            return linked.and_then(|()| fs::remove_file(&self.aside).map_err(io));
+            return match fs::hard_link(&self.aside, &self.path) {
+                Ok(()) => fs::remove_file(&self.aside).map_err(io),
+                // A file system without links: the name is taken by an empty file first.
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::PermissionDenied) =>
+                {
+                    File::create_new(&self.path).map_err(taken)?;
+                    fs::rename(&self.aside, &self.path).map_err(io)
+                }
+                Err(error) => Err(taken(error)),
+            };
         }
         if !is_folder || !self.path.exists() {
             return fs::rename(&self.aside, &self.path).map_err(taken);

@@ -101,6 +101,16 @@ async fn arguments_of_the_last_reply_are_the_sampled_bytes() {
 }
 
 #[tokio::test]
+async fn legos_own_warm_start_reads_conversations() {
+    let exported = exported(session(), "openai").await;
+    let read = lego::train::sft::read_conversations(&exported.path).expect("conversations");
+    assert_eq!(read.len(), 2);
+    let rows = exported.rows();
+    assert_eq!(read[0].messages, *rows[0]["messages"].as_array().expect("messages"));
+    assert_eq!(read[0].tools.as_ref(), rows[0]["tools"].as_array());
+}
+
+#[tokio::test]
 async fn sharegpt_alternates_or_leaves_out() {
     let mut calls = session();
     calls.push(said("t", json!([{"role": "assistant", "content": "hello"}, user("hi")]), "so", &[]));

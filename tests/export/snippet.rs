@@ -1,5 +1,6 @@
 //! The code of `docs/exports.md` runs, and takes an episode as one.
 
+use lego::record::Call;
 use serde_json::json;
 
 use crate::python;
@@ -11,7 +12,12 @@ async fn the_agent_loop_of_the_docs_gives_an_episode_as_one() {
     run.trial("v0-g0-0", 0, Some(1.0), json!({}));
     run.trial("v0-g0-1", 0, Some(0.0), json!({}));
     run.trial("v0-g1-0", 0, Some(1.0), json!({}));
+    run.trial("v0-g2-0", 0, Some(1.0), json!({}));
+    run.trial("v0-g2-1", 0, Some(0.0), json!({}));
+    let unsampled = Call { completion_token_ids: None, usage: None, ..sampled("v0-g2-1", 1, &[1], &[2]) };
     run.capture(vec![
+        sampled("v0-g2-0", 1, &[1], &[2]),
+        unsampled,
         sampled("v0-g0-0", 1, &[1], &[2]),
         sampled("v0-g0-0", 1, &[7], &[8]),
         sampled("v0-g0-1", 1, &[1], &[3]),

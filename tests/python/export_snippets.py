@@ -1,8 +1,8 @@
 """Runs the code of docs/exports.md against an export.
 
 Usage: export_snippets.py FORM DOCS PACKAGES PATH
-PACKAGES: a folder with verl alone. The export has the groups v0-g0, complete, in which an episode has two rows, and
-v0-g1, which is not complete.
+PACKAGES: a folder with verl alone. The export has the groups v0-g0, in which an episode has two rows; v0-g1, which is
+not complete; v0-g2, an episode of which has no row.
 """
 
 import ast
@@ -52,7 +52,7 @@ def trl():
     own = {}
     exec(code, own)
     groups = own["load"](path)
-    assert [len(rows) for rows in groups.values()] == [2], "an episode is one completion"
+    assert list(groups) == ["v0-g0"] and len(groups["v0-g0"]) == 2, "an episode is one completion"
     output = own["rollout_func_of"](groups)(["v0-g0", "v0-g0"], None)
     assert {"prompt_ids", "completion_ids", "logprobs"} <= output.keys()
     assert sorted(output["reward"]) == [0.0, 1.0]

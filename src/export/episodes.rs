@@ -95,13 +95,11 @@ struct Key {
 
 impl Key {
     fn of(trial: &TrialId, attempt: &Attempt) -> Option<Self> {
-        let in_name = Self::in_name(trial);
-        match (attempt.group_id, in_name) {
-            (Some(GroupId(group)), _) => {
-                Some(Self { version: attempt.version.0, incarnation: attempt.incarnation, group })
-            }
-            (None, in_name) => in_name,
-        }
+        let of_result = attempt.group_id.map(|GroupId(group)| {
+            let (version, incarnation) = (attempt.version.0, attempt.incarnation);
+            Self { version, incarnation, group }
+        });
+        of_result.or_else(|| Self::in_name(trial))
     }
 
     /// `v<version>-g<group>-<member>`, and `-r<start>` behind it where that is not the first.
@@ -257,12 +255,14 @@ fn groups(
     for of_group in candidates.chunk_by_mut(|a, b| a.key == b.key) {
         let (first, others) = of_group.split_at(1);
         for other in others {
-            if let (Some(a), Some(b)) = (&first[0].episode.task, &other.episode.task)
-                && a != b
-                && let (Some(first), Some(second)) = (&first[0].episode.trial, &other.episode.trial)
-            {
-                let (first, second) = (first.clone(), second.clone());
-                return Err(ExportError::MixedGroup { first, second, what: "tasks" });
+            let (a, b) = (&first[0].episode, &other.episode);
+            let what = match () {
+                () if a.version != b.version => "policy versions",
+                () if a.task.is_some() && b.task.is_some() && a.task != b.task => "tasks",
+                () => continue,
+            };
+            if let (Some(first), Some(second)) = (a.trial.clone(), b.trial.clone()) {
+                return Err(ExportError::MixedGroup { first, second, what });
             }
         }
         let rewards: Vec<f64> = of_group.iter().filter_map(|one| one.episode.reward).collect();

@@ -44,7 +44,7 @@ pub enum ExportError {
     NotAnExport { path: PathBuf },
     #[error("{} is a {is}, and this export is a {wanted}: name another path", path.display())]
     OtherKind { path: PathBuf, is: &'static str, wanted: &'static str },
-    #[error("{} is a place of the {of}'s own files: name a path outside {}", path.display(), root.display())]
+    #[error("{} is among {of} own files: name a path outside {}", path.display(), root.display())]
     Reserved { path: PathBuf, of: &'static str, root: PathBuf },
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },

@@ -83,9 +83,15 @@ impl Output {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             Err(source) => return Err(ExportError::Io { path, source }),
         };
-        let name = |is_folder: bool| if is_folder { "folder" } else { "file" };
-        if found.is_dir() != is_folder {
-            return Err(ExportError::OtherKind { path, is: name(found.is_dir()), wanted: name(is_folder) });
+        // A device, a link: what is behind it is somebody else's.
+        let (is, is_wanted) = match (found.is_dir(), found.is_file()) {
+            (true, _) => ("folder", is_folder),
+            (_, true) => ("file", !is_folder),
+            _ => ("link or a device", false),
+        };
+        if !is_wanted {
+            let wanted = if is_folder { "folder" } else { "file" };
+            return Err(ExportError::OtherKind { path, is, wanted });
         }
         match self.force {
             false => Err(ExportError::Exists { path }),
@@ -219,7 +225,7 @@ fn sync_folders(folder: &Path) -> io::Result<()> {
 fn reserved(path: &Path, captures: &Path, run: Option<&Path>) -> Result<(), ExportError> {
     let captures = captures.canonicalize().map_err(ExportError::io(captures))?;
     if path.starts_with(&captures) {
-        return Err(ExportError::Reserved { path: path.to_owned(), of: "captures'", root: captures });
+        return Err(ExportError::Reserved { path: path.to_owned(), of: "the captures'", root: captures });
     }
     let Some(run) = run else { return Ok(()) };
     let first = path.strip_prefix(run).ok().and_then(|inside| inside.components().next());
@@ -228,7 +234,7 @@ fn reserved(path: &Path, captures: &Path, run: Option<&Path>) -> Result<(), Expo
         _ => path == run,
     };
     if is_own {
-        return Err(ExportError::Reserved { path: path.to_owned(), of: "run", root: run.to_owned() });
+        return Err(ExportError::Reserved { path: path.to_owned(), of: "the run's", root: run.to_owned() });
     }
     Ok(())
 }

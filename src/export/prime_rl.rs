@@ -122,13 +122,13 @@ impl Head<'_> {
         out.array(length)?;
         all().try_for_each(|_| out.float(self.advantage))?;
         out.array(length)?;
-        all().try_for_each(|at| out.float((self.logprob)(at).into()))?;
+        all().try_for_each(|at| out.float32((self.logprob)(at)))?;
         out.array(length)?;
         (0..length).try_for_each(|at| out.int(at))?;
         out.array(1)?;
         out.int(length)?;
         out.array(length)?;
-        all().try_for_each(|at| out.float((self.temperature)(at).into()))?;
+        all().try_for_each(|at| out.float32((self.temperature)(at)))?;
         out.array(length)?;
         all().try_for_each(|_| out.text(ENVIRONMENT))?;
         out.array(1)?;

@@ -33,6 +33,8 @@ pub(super) struct Row<'a> {
     pub of: usize,
     /// Rows for all tokens but the last.
     pub experts: Option<Experts>,
+    /// Calls of its lineage up to its end.
+    pub turns: usize,
     /// Its last call was cut off.
     pub is_truncated: bool,
 }
@@ -191,7 +193,9 @@ fn write_session(
         let last = sample.call_spans.last().and_then(|span| choice(span.0));
         let is_truncated = last.is_some_and(|call| call.finish_reason.as_deref() == Some("length"));
         let calls = named.collect();
-        let row = Row { session: id, episode, group, sample, calls, index, of, experts, is_truncated };
+        let end = sample.call_spans.last().map(|span| span.0);
+        let turns = 1 + lineage.calls.iter().take_while(|one| Some(one.call.call_id) != end).count();
+        let row = Row { session: id, episode, group, sample, calls, index, of, experts, turns, is_truncated };
         form.write(&row, output)?;
         counts.rows.add(WRITTEN, 1);
     }

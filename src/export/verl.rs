@@ -22,6 +22,8 @@ struct AgentLoopOutput<'a> {
     response_logprobs: Vec<f32>,
     routed_experts: Option<&'a Experts>,
     reward_score: Option<f64>,
+    /// Each call is a turn, and so is what it was asked.
+    num_turns: usize,
     metrics: Map<String, Value>,
     extra_fields: Value,
 }
@@ -42,6 +44,7 @@ pub(super) fn line<'a>(row: &'a Row<'_>) -> Line<'a> {
         response_logprobs: row.logprobs().collect(),
         routed_experts: row.experts.as_ref(),
         reward_score: row.episode.reward,
+        num_turns: 2 * row.turns,
         metrics: Map::new(),
         extra_fields: json!({"reward_extra_info": reward_extra_info}),
     };

@@ -131,7 +131,13 @@ async fn groups_of_runs_that_did_not_write_them_down_are_taken_from_ids_or_refus
         assert!(!refused.path.exists());
     }
     run.export("calls", &[]).ok();
-    // Trials of two tasks have no baseline in common, whatever they are called.
+    // Trials of two versions have no baseline in common, nor have those of two tasks, whatever they are called.
+    let mut named = Run::new(2);
+    named.trial("v0-g0-0", 0, Some(1.0), json!({}));
+    named.trial("v0-g0-1", 1, Some(1.0), json!({}));
+    named.capture(["v0-g0-0", "v0-g0-1"].map(|trial| sampled(trial, 1, &[1], &[2])).into()).await;
+    let refused = named.export("verl", &[]);
+    assert!(refused.words().contains("of different policy versions"), "{}", refused.words());
     run.result("mine", Some(1.0), json!({"group_id": 0, "task_id": "another"}));
     let refused = run.export("trl", &[]);
     assert!(refused.words().contains("are of one group, and of different tasks"), "{}", refused.words());

@@ -130,6 +130,7 @@ def verl():
         )
         made = output.as_dict()
         assert made["rm_scores"][-1] == output.reward_score and made["rm_scores"][:-1].sum() == 0
+        assert made["num_turns"] >= 2, "verl's validation asks each row for it"
         assert made["rollout_log_probs"].shape == made["response_mask"].shape == made["responses"].shape
         if routed is not None:
             assert len(made["routed_experts"]) == len(output.prompt_ids) + len(output.response_ids)

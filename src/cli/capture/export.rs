@@ -112,7 +112,7 @@ pub(super) fn run(out: &mut dyn Write, args: &Args) -> anyhow::Result<()> {
 }
 
 fn tell(path: &std::path::Path, counts: &Counts) {
-    errln!("{}: {} in {}'s form", path.display(), count(counts.rows.written(), "row", "rows"), counts.format);
+    errln!("{}: {} ({})", path.display(), count(counts.rows.written(), "row", "rows"), counts.format);
     for (what, tally) in counts.tallies().into_iter().filter(|(_, tally)| tally.all > 0) {
         let by: Vec<_> = tally.by.iter().map(|(bucket, number)| format!("{number} {bucket}")).collect();
         errln!("  {what}: {} = {}", tally.all, by.join(" + "));

@@ -56,7 +56,8 @@ pub(super) fn write(
     for call in reader.by_ref() {
         let call = call?;
         if !sessions.contains_key(&call.session_id) {
-            let episode = of_session(books, &call.session_id, call.trial_id.as_ref())?;
+            let episode =
+                of_session(books, &call.session_id, (call.trial_id.as_ref(), call.task_id.as_ref()))?;
             let is_in_group = books.is_some() && episode.is_in_group();
             counts.sessions.all += 1;
             counts.sessions.add(WRITTEN, 1);

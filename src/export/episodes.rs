@@ -142,7 +142,7 @@ impl Episodes {
         };
         let mut candidates = vec![];
         for (session, found) in &index.sessions {
-            let (key, episode) = keyed(books, session, found.trial.as_ref())?;
+            let (key, episode) = keyed(books, session, (found.trial.as_ref(), found.task.as_ref()))?;
             let is_in_group = books.is_some() && episode.is_in_group();
             counts.episodes.all += u64::from(is_in_group);
             let bucket = match episode.standing {
@@ -206,25 +206,27 @@ impl Episodes {
     }
 }
 
-/// What a session is an attempt at.
+/// What a session is an attempt at. `of`: the trial and the task that its calls name.
 pub(super) fn of_session(
     books: Option<&RunBooks>,
     session: &SessionId,
-    trial: Option<&TrialId>,
+    of: (Option<&TrialId>, Option<&TaskId>),
 ) -> Result<Episode, ExportError> {
-    Ok(keyed(books, session, trial)?.1)
+    Ok(keyed(books, session, of)?.1)
 }
 
 fn keyed(
     books: Option<&RunBooks>,
     session: &SessionId,
-    trial: Option<&TrialId>,
+    (trial, task): (Option<&TrialId>, Option<&TaskId>),
 ) -> Result<(Option<Key>, Episode), ExportError> {
-    Ok(match (books, trial) {
+    let (key, episode) = match (books, trial) {
         (None, trial) => (None, Episode { trial: trial.cloned(), ..Episode::default() }),
         (Some(_), None) => (None, Episode { standing: Some(NO_TRIAL), ..Episode::default() }),
         (Some(books), Some(trial)) => of_trial(trial, &books.attempt(trial, session)?),
-    })
+    };
+    let own = episode.task.clone();
+    Ok((key, Episode { task: own.or_else(|| task.cloned()), ..episode }))
 }
 
 fn of_trial(trial: &TrialId, attempt: &Attempt) -> (Option<Key>, Episode) {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::ExportError;
 use super::counts::Counts;
 use crate::capture::{CaptureError, Filter, Query, Reader};
-use crate::record::{Call, CallId, SessionId, TrialId};
+use crate::record::{Call, CallId, SessionId, TaskId, TrialId};
 
 /// Why calls are not trainable whose earlier rows of expert routing are gone. The reader says it of calls that it reads
 /// with their routing; the others are told by the [`Index`].
@@ -23,6 +23,7 @@ pub(super) struct Session {
     /// Of all of its calls, in whatever order: a session to which calls are added has another.
     print: u64,
     pub trial: Option<TrialId>,
+    pub task: Option<TaskId>,
     /// Somebody asked for one of its calls.
     pub is_wanted: bool,
     pub has_routing: bool,
@@ -78,6 +79,7 @@ impl Index {
             session.is_wanted |= is_wanted;
             session.has_routing |= has_lost_routing || call.routing.is_some();
             session.trial = session.trial.take().or(call.trial_id);
+            session.task = session.task.take().or(call.task_id);
             index.calls += 1;
         }
         counts.unread.extend(reader.left_out());

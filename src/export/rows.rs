@@ -124,15 +124,16 @@ pub(super) fn write(
     counts: &mut Counts,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), ExportError> {
-    let mut form = match options.format {
+    let form = match options.format {
         Format::Verl => Form::Verl,
         Format::Slime => Form::Slime(Slime::default()),
         Format::PrimeRl => Form::PrimeRl(PrimeRl::new(options.ranks)),
         _ => Form::Trl,
     };
+    let mut work = Work { sessions, episodes, form, output };
     let mut done = 0;
     sessions.each(&episodes.order, false, counts, &mut |id, calls, counts| {
-        let (of_index, episode) = (&sessions.index.sessions[id], &episodes.by_session[id]);
+        let of_index = &sessions.index.sessions[id];
         done += of_index.calls;
         let bucket = match calls {
             None => {
@@ -140,66 +141,75 @@ pub(super) fn write(
                 counts.calls.add(CHANGED, of_index.calls);
                 CHANGED
             }
-            Some(calls) => {
-                let written =
-                    write_session(sessions, id, &calls, episode, episodes, &mut form, output, counts)?;
-                if written > 0 { WRITTEN } else { NO_SAMPLE }
-            }
+            Some(calls) if work.session(id, &calls, counts)? > 0 => WRITTEN,
+            Some(_) => NO_SAMPLE,
         };
         counts.sessions.add(bucket, 1);
         counts.episodes.add(bucket, 1);
         progress(done, sessions.index.calls);
         Ok(())
     })?;
-    form.end(output)
+    work.form.end(work.output)
 }
 
-#[expect(clippy::too_many_arguments, reason = "all that there is of one session")]
-fn write_session(
-    sessions: &Sessions<'_>,
-    id: &SessionId,
-    calls: &[Arc<Call>],
-    episode: &Episode,
-    episodes: &Episodes,
-    form: &mut Form,
-    output: &mut Output,
-    counts: &mut Counts,
-) -> Result<usize, ExportError> {
-    let lineages = trajectory::lineages(calls);
-    let built = trajectory::samples(&lineages, None);
-    built.check(calls)?;
-    count_calls(calls, &built, episode, counts);
-    let of = built.samples.len();
-    counts.rows.all += of as u64;
-    let Some(group) = episode.group.map(|group| &episodes.groups[group]).filter(|_| of > 0) else {
-        let note = "episodes without a sample have no row: their rewards are in group_rewards and advantage, which rows \
-                    alone do not give";
-        counts.notes.insert(note.to_owned());
-        return Ok(0);
-    };
-    let pairs: Vec<(&Sample, &Lineage)> =
-        built.samples.iter().map(|sample| (sample, lineage_of(sample, &lineages.lineages))).collect();
-    let mut experts: Vec<Option<Experts>> = pairs.iter().map(|_| None).collect();
-    if form.wants_routing() && sessions.index.sessions[id].has_routing {
-        experts = routing::gather(sessions, id, &pairs, counts)?;
+struct Work<'a> {
+    sessions: &'a Sessions<'a>,
+    episodes: &'a Episodes,
+    form: Form,
+    output: &'a mut Output,
+}
+
+impl Work<'_> {
+    /// Writes the samples of one session, and says how many there are.
+    fn session(
+        &mut self,
+        id: &SessionId,
+        calls: &[Arc<Call>],
+        counts: &mut Counts,
+    ) -> Result<usize, ExportError> {
+        let episode = &self.episodes.by_session[id];
+        let lineages = trajectory::lineages(calls);
+        let built = trajectory::samples(&lineages, None);
+        built.check(calls)?;
+        count_calls(calls, &built, episode, counts);
+        let of = built.samples.len();
+        counts.rows.all += of as u64;
+        let Some(group) = episode.group.map(|group| &self.episodes.groups[group]).filter(|_| of > 0) else {
+            let note = "episodes without a sample have no row: their rewards are in group_rewards and advantage, which \
+                        rows alone do not give";
+            counts.notes.insert(note.to_owned());
+            return Ok(0);
+        };
+        let samples = built.samples.iter();
+        let samples: Vec<(&Sample, &Lineage)> =
+            samples.map(|sample| (sample, lineage_of(sample, &lineages.lineages))).collect();
+        let mut experts: Vec<Option<Experts>> = samples.iter().map(|_| None).collect();
+        if self.form.wants_routing() && self.sessions.index.sessions[id].has_routing {
+            experts = routing::gather(self.sessions, id, &samples, counts)?;
+        }
+        for (index, ((sample, lineage), experts)) in samples.into_iter().zip(experts).enumerate() {
+            let call = |id: CallId| lineage.calls.iter().map(|one| &one.call).find(|call| call.call_id == id);
+            let named = sample.call_spans.iter();
+            let named = named.filter_map(|&(id, start, end)| Some((id, call(id)?.choice_index, start, end)));
+            let last = sample.call_spans.last().and_then(|span| call(span.0));
+            let is_last = |call: &Arc<Call>| last.is_some_and(|last| last.call_id == call.call_id);
+            let row = Row {
+                session: id,
+                episode,
+                group,
+                sample,
+                calls: named.collect(),
+                index,
+                of,
+                experts,
+                turns: 1 + lineage.calls.iter().take_while(|one| !is_last(&one.call)).count(),
+                is_truncated: last.is_some_and(|call| call.finish_reason.as_deref() == Some("length")),
+            };
+            self.form.write(&row, self.output)?;
+            counts.rows.add(WRITTEN, 1);
+        }
+        Ok(of)
     }
-    for (index, ((sample, lineage), experts)) in pairs.into_iter().zip(experts).enumerate() {
-        let choice =
-            |id: CallId| lineage.calls.iter().find(|one| one.call.call_id == id).map(|one| &one.call);
-        let named = sample
-            .call_spans
-            .iter()
-            .map(|&(id, start, end)| (id, choice(id).map_or(0, |call| call.choice_index), start, end));
-        let last = sample.call_spans.last().and_then(|span| choice(span.0));
-        let is_truncated = last.is_some_and(|call| call.finish_reason.as_deref() == Some("length"));
-        let calls = named.collect();
-        let end = sample.call_spans.last().map(|span| span.0);
-        let turns = 1 + lineage.calls.iter().take_while(|one| Some(one.call.call_id) != end).count();
-        let row = Row { session: id, episode, group, sample, calls, index, of, experts, turns, is_truncated };
-        form.write(&row, output)?;
-        counts.rows.add(WRITTEN, 1);
-    }
-    Ok(of)
 }
 
 /// The lineage that a sample was built of.

@@ -10,9 +10,7 @@ use serde::Deserialize;
 
 use super::Event;
 use crate::config::{AgentOom, Config, Environment};
-use crate::record::{
-    Disposition, EpisodeId, GroupId, Outcome, PolicyVersion, SessionId, TaskId, Termination, TrialId,
-};
+use crate::record::{Disposition, GroupId, Outcome, PolicyVersion, SessionId, TaskId, Termination, TrialId};
 
 /// The files of a run cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -72,7 +70,6 @@ struct ResultFile {
     purpose: String,
     /// Those below a run of an earlier lego may lack.
     task_id: Option<TaskId>,
-    episode_id: Option<EpisodeId>,
     group_id: Option<GroupId>,
     reward: Option<f64>,
 }
@@ -86,8 +83,6 @@ pub struct Attempt {
     pub version: PolicyVersion,
     pub task_id: Option<TaskId>,
     /// `None`: the run was made by a lego that did not write it down.
-    pub episode_id: Option<EpisodeId>,
-    /// As [`Attempt::episode_id`].
     pub group_id: Option<GroupId>,
     /// `None` for an attempt that was not graded. It is no reward of 0.
     pub reward: Option<f64>,
@@ -232,7 +227,6 @@ impl RunBooks {
             incarnation: trial.map_or(0, |trial| trial.incarnation),
             version: trial.map_or_else(PolicyVersion::default, |trial| trial.version),
             task_id: result.as_ref().and_then(|result| result.task_id.clone()),
-            episode_id: result.as_ref().and_then(|result| result.episode_id),
             group_id: result.as_ref().and_then(|result| result.group_id),
             reward,
             is_evaluation,

@@ -1,5 +1,7 @@
 //! Conversations: which call goes on from which, and what its forms make of it.
 
+use std::fs;
+
 use lego::record::{Call, CallKind, CallStatus, CapturedToolCall, ClientApi};
 use serde_json::{Value, json};
 
@@ -85,7 +87,7 @@ async fn a_conversation_is_what_was_asked_last_and_its_reply() {
     // The retry that nobody went on from is in none.
     assert_eq!(rows[0]["calls"], json!([first, second]));
     assert_eq!((&rows[0]["conversation_index"], &rows[0]["episode_conversations"]), (&0.into(), &2.into()));
-    assert_eq!(rows[0]["reward"], Value::Null);
+    assert_eq!((&rows[0]["reward"], &rows[0]["task_id"]), (&Value::Null, &"task-1".into()));
     let calls = json!({
         "its prompt is no conversation": 1, "kind aux": 1, "reply was cut off (length)": 1, "status truncated": 1,
         "superseded": 1, "written": 3,
@@ -206,6 +208,43 @@ async fn other_protocols_are_told_in_chats_form() {
     ]);
     for row in rows {
         assert_eq!(row["conversations"], turns, "{row}");
+    }
+}
+
+/// What harnesses really sent, turn by turn.
+#[tokio::test]
+async fn the_turns_of_a_harness_are_one_conversation() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/harness");
+    let (messages, responses) = (ClientApi::AnthropicMessages, ClientApi::OpenaiResponses);
+    for (folder, api) in [
+        ("anthropic-python", messages),
+        ("claude-code", messages),
+        ("claude-code/parallel_tools_extra_fields", messages),
+        ("opencode/anthropic_wire", messages),
+        ("pi/anthropic_wire", messages),
+        ("codex", responses),
+        ("codex/parallel_tools_extra_fields", responses),
+        ("opencode/responses_wire", responses),
+        ("pi/responses_wire", responses),
+    ] {
+        let mut calls = vec![];
+        for turn in 1..=3 {
+            let path = format!("{root}/{folder}/turn{turn}.request.json");
+            let Ok(text) = fs::read_to_string(path) else { continue };
+            let fixture: Value = serde_json::from_str(&text).expect("JSON");
+            let request = fixture.get("body").unwrap_or(&fixture);
+            let made = said("s", json!([]), "so", &[]);
+            let received_at = made.received_at + turn;
+            let client_request = body(request);
+            calls.push(Call { client_api: api, upstream_api: api, client_request, received_at, ..made });
+        }
+        let number = calls.len();
+        assert!(number > 0, "{folder}");
+        for form in ["openai", "sharegpt", "atif"] {
+            let exported = exported(calls.clone(), form).await;
+            assert_eq!(exported.by("calls"), json!({"written": number}), "{folder} {form}");
+            assert_eq!(exported.by("rows"), json!({"written": 1}), "{folder} {form}");
+        }
     }
 }
 

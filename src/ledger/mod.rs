@@ -9,8 +9,6 @@
 //! What became of a sample is the trainer's to say ([`RunBooks`]); captures that belong to no run have a bucket
 //! [`IN_SAMPLE`] in the place of `trained`.
 
-mod books;
-
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
@@ -19,9 +17,8 @@ use serde::Serialize;
 
 use crate::capture::{CaptureError, Filter, Query, Reader};
 use crate::record::{Call, CallId, Disposition, SessionId, TrialId};
+use crate::telemetry::{BooksError, RunBooks};
 use crate::trajectory;
-
-pub use books::{BooksError, RunBooks};
 
 /// Bytes of calls that are in memory together.
 const ROOM: usize = 256 << 20;

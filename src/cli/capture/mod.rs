@@ -3,6 +3,7 @@
 #[cfg(feature = "sql")]
 mod answer;
 mod compact;
+mod export;
 mod ledger;
 mod list;
 mod prune;
@@ -46,6 +47,8 @@ enum Command {
     Ledger(ledger::Args),
     /// Ask in SQL: `SELECT session_id, count(*) FROM calls GROUP BY 1` (docs/sql.md).
     Sql(sql::Args),
+    /// Write calls in the form of another trainer, or of a conversation data set.
+    Export(export::Args),
     /// Remove old days whole; those that calls which stay go on from are kept.
     Prune(prune::Args),
     /// Make Parquet of what a writer that died left in the journal, and merge small files of each day.
@@ -144,6 +147,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Command::Verify(args) => verify::run(&mut out, args),
         Command::Ledger(args) => ledger::run(&mut out, args),
         Command::Sql(args) => sql::run(&mut out, args),
+        Command::Export(args) => export::run(&mut out, args),
         Command::Prune(args) => prune::run(&mut out, args),
         Command::Compact(args) => compact::run(&mut out, args),
     };

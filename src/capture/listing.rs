@@ -4,17 +4,22 @@
 //! still read from its open file, and its Parquet, known by its name, is left out; one that was gone already has its
 //! Parquet in the list. A merged file names the files that it replaces: they are left out until they are deleted. Where
 //! it replaces the Parquet of a segment that is open here, that segment is gone by now, and the list is made again.
+//!
+//! Object storage is listed last: what went there in between is in the list of the folder too, and stays there until
+//! this list is dropped. A file that is in both places is read from the folder.
 
-use std::collections::HashSet;
-use std::fs::File;
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, File};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::error::CaptureError;
 use super::layout::{self, DayFileName, SegmentName};
 use super::mark::Mark;
 use super::parquet_calls;
+use super::place::Place;
+use super::remote::{self, Object, Remote, RemoteFile, Stored};
 
 /// Lists are made again only while files are merged, which takes longer than listing.
 const TRIES: usize = 16;
@@ -26,20 +31,86 @@ pub(super) struct OpenSegment {
     pub(super) file: File,
 }
 
-/// A Parquet file, which stays while this value lives.
+/// A Parquet file. One of this machine stays while this value lives; one in object storage only `prune` takes away.
 #[derive(Debug, Clone)]
 pub(super) struct ListedFile {
+    /// For people, and for its name: of one in object storage its URL.
     pub(super) path: PathBuf,
     /// `YYYY-MM-DD`, as its folder says.
     pub(super) date: String,
-    pub(super) _mark: Arc<Mark>,
+    at: At,
+}
+
+#[derive(Debug, Clone)]
+enum At {
+    Local { _mark: Arc<Mark> },
+    Remote { remote: Remote, object: Object },
 }
 
 impl ListedFile {
     /// It was made of several files.
     pub(super) fn is_merged(&self) -> bool {
-        let stem = self.path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
-        matches!(layout::day_file_name(stem), Some(DayFileName::Merged(_)))
+        matches!(layout::day_file_name(self.stem()), Some(DayFileName::Merged(_)))
+    }
+
+    /// One of this machine, in a day that is marked.
+    pub(super) fn here(path: PathBuf, date: &str, mark: &Arc<Mark>) -> Self {
+        Self { path, date: date.to_owned(), at: At::Local { _mark: Arc::clone(mark) } }
+    }
+
+    /// Opens it for `look`, whose error says what is wrong with the file.
+    ///
+    /// # Errors
+    /// Object storage could not be reached.
+    pub(super) fn look<T>(
+        &self,
+        look: impl FnOnce(&Stored) -> Result<T, String>,
+    ) -> Result<Result<T, String>, CaptureError> {
+        let file = match self.open() {
+            Ok(file) => file,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        let looked = look(&file);
+        file.failure().map_or(Ok(looked), Err)
+    }
+
+    /// It is in object storage.
+    pub(super) const fn is_afar(&self) -> bool {
+        matches!(self.at, At::Remote { .. })
+    }
+
+    /// Its name without an ending.
+    pub(super) fn stem(&self) -> &str {
+        self.path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default()
+    }
+
+    /// Opens it; nothing is read yet.
+    pub(super) fn open(&self) -> io::Result<Stored> {
+        Ok(match &self.at {
+            At::Local { .. } => Stored::Local(Arc::new(File::open(&self.path)?)),
+            At::Remote { remote, object } => Stored::Remote(RemoteFile::new(remote.clone(), object.clone())),
+        })
+    }
+
+    /// All of it as a file of this machine.
+    pub(super) fn whole(&self) -> Result<File, CaptureError> {
+        match &self.at {
+            At::Local { .. } => File::open(&self.path).map_err(CaptureError::io("open", &self.path)),
+            At::Remote { remote, object } => remote::copied(remote, object),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        match &self.at {
+            At::Local { .. } => fs::metadata(&self.path).map_or(0, |metadata| metadata.len()),
+            At::Remote { object, .. } => object.bytes,
+        }
+    }
+
+    /// [`parquet_calls::replaces`] of it.
+    fn replaces(&self) -> Result<Vec<String>, CaptureError> {
+        // One that cannot be opened is told where it is read.
+        Ok(self.look(|file| Ok(parquet_calls::replaces(file)))?.unwrap_or_default())
     }
 }
 
@@ -51,21 +122,20 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// All of `dir`, without the files of segments before `since`.
-    pub(super) fn of(dir: &Path, since: u64) -> Result<Self, CaptureError> {
-        if !dir.is_dir() {
-            return Err(CaptureError::NoFolder { dir: dir.to_owned() });
-        }
+    /// All that is in a place, without the files of segments before `since`.
+    pub(super) fn of(place: &Place, since: u64) -> Result<Self, CaptureError> {
+        place.require()?;
         for _ in 0..TRIES {
-            if let Some(listing) = Self::once(dir, since)? {
+            if let Some(listing) = Self::once(place, since)? {
                 return Ok(listing);
             }
         }
         let reason = "a merged file replaces a segment that is still in the journal: was a part of the folder copied back?";
-        Err(CaptureError::corrupt(dir, reason))
+        Err(CaptureError::corrupt(place.dir(), reason))
     }
 
-    fn once(dir: &Path, since: u64) -> Result<Option<Self>, CaptureError> {
+    fn once(place: &Place, since: u64) -> Result<Option<Self>, CaptureError> {
+        let dir = place.dir();
         let mut open: HashSet<SegmentName> = HashSet::new();
         let mut segments = vec![];
         for name in layout::segments(dir)?.into_iter().filter(|name| name.number >= since) {
@@ -79,18 +149,29 @@ impl Listing {
                 Err(error) => return Err(CaptureError::io("open", &path)(error)),
             }
         }
-        let mut files = vec![];
+        let mut days: BTreeMap<String, Vec<ListedFile>> = BTreeMap::new();
         for date in layout::days(dir)? {
             let folder = layout::day_folder(dir, &date);
             let Some(mark) = Mark::share(&folder)?.map(Arc::new) else {
                 continue;
             };
-            let found = layout::day_files(&folder)?;
+            for (path, _) in layout::day_files(&folder)? {
+                days.entry(date.clone()).or_default().push(ListedFile::here(path, &date, &mark));
+            }
+        }
+        // After the folder, from which files go only once they are there.
+        for file in place.remote().map_or(Ok(vec![]), remote_files)? {
+            let day = days.entry(file.date.clone()).or_default();
+            if !day.iter().any(|local| local.stem() == file.stem()) {
+                day.push(file);
+            }
+        }
+        let mut files = vec![];
+        for mut day in days.into_values() {
+            day.sort_by(|a, b| a.path.file_name().cmp(&b.path.file_name()));
             let mut replaced: HashSet<String> = HashSet::new();
-            for (path, name) in &found {
-                if matches!(name, Some(DayFileName::Merged(_))) {
-                    replaced.extend(parquet_calls::replaces(path));
-                }
+            for file in day.iter().filter(|file| file.is_merged()) {
+                replaced.extend(file.replaces()?);
             }
             let is_open = |stem: &String| {
                 let name = layout::day_file_name(stem);
@@ -99,18 +180,36 @@ impl Listing {
             if replaced.iter().any(is_open) {
                 return Ok(None);
             }
-            for (path, name) in found {
-                let is_read_elsewhere = match name {
+            files.extend(day.into_iter().filter(|file| {
+                let is_read_elsewhere = match layout::day_file_name(file.stem()) {
                     Some(DayFileName::Segment(name)) => name.number < since || open.contains(&name),
                     Some(DayFileName::Merged(name)) => name.number < since,
                     None => false,
                 };
-                let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
-                if !is_read_elsewhere && !replaced.contains(stem) {
-                    files.push(ListedFile { path, date: date.clone(), _mark: Arc::clone(&mark) });
-                }
-            }
+                !is_read_elsewhere && !replaced.contains(file.stem())
+            }));
         }
         Ok(Some(Self { segments, files }))
     }
+}
+
+/// The Parquet files of all days of a bucket.
+fn remote_files(remote: &Remote) -> Result<Vec<ListedFile>, CaptureError> {
+    let mut files = vec![];
+    for date in remote.days()? {
+        files.extend(remote_day(remote, &date)?);
+    }
+    Ok(files)
+}
+
+/// Those of one day.
+pub(super) fn remote_day(remote: &Remote, date: &str) -> Result<Vec<ListedFile>, CaptureError> {
+    let objects = remote.objects(date)?.into_iter();
+    let files = objects.filter(|object| object.name.ends_with(".parquet") && !object.name.contains('/'));
+    let file = |object: Object| ListedFile {
+        path: remote.path(&object),
+        date: date.to_owned(),
+        at: At::Remote { remote: remote.clone(), object },
+    };
+    Ok(files.map(file).collect())
 }

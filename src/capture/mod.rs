@@ -6,6 +6,9 @@
 //!                                                            │ full, old or closed
 //!                                                            ▼
 //!                                        compacting thread ─▶ date=YYYY-MM-DD/calls-*.parquet
+//!                                                            │ with a URL ([`Place`], [`Uploader`])
+//!                                                            ▼
+//!                                        uploading thread ─▶ s3://bucket/prefix/date=YYYY-MM-DD/calls-*.parquet
 //! ```
 //!
 //! Invariants:
@@ -36,12 +39,15 @@ mod mark;
 mod merge;
 mod parquet_calls;
 mod payload;
+mod place;
 mod prune;
 mod reader;
 mod recovery;
+mod remote;
 mod rows;
 mod spill;
 mod summed;
+mod uploader;
 mod verify;
 mod writer;
 
@@ -51,9 +57,11 @@ pub use filter::{Filter, FilterError};
 pub use follow::Follow;
 pub use layout::date_of;
 pub use merge::{CompactedDay, compact_days};
+pub use place::Place;
 pub use prune::{Pruned, prune};
 pub use reader::{Query, Reader};
 pub use recovery::{Recovery, TornTail};
 pub use spill::{SLOT_BYTES, Slot, Spill};
+pub use uploader::Uploader;
 pub use verify::{Finding, Verified, Watch, verify};
 pub use writer::{Closed, Durability, Writer, WriterOptions};

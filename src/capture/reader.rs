@@ -13,6 +13,7 @@ use super::layout;
 use super::listing::{ListedFile, Listing};
 use super::parquet_calls::ParquetCalls;
 use super::payload;
+use super::place::Place;
 use super::rows::{self, Joiner};
 use crate::record::{Call, CallId, Routing, RoutingBase, SessionId, TrialId};
 
@@ -65,7 +66,7 @@ impl Query {
 /// Memory: one row group's columns, or one journal frame, and up to 256 MiB of expert routing for the calls that follow,
 /// whatever the folder's size.
 pub struct Reader {
-    dir: PathBuf,
+    dir: Place,
     query: Query,
     /// Puts back the rows of expert routing that a call shares with an earlier one; `None`: as they lie in the store.
     rows: Option<Joiner>,
@@ -82,32 +83,34 @@ impl Reader {
     ///
     /// # Errors
     /// The folder is missing or cannot be listed.
-    pub fn open(dir: &Path, query: Query) -> Result<Self, CaptureError> {
-        Self::open_since(dir, query, 0)
+    pub fn open(dir: impl Into<Place>, query: Query) -> Result<Self, CaptureError> {
+        let reader = Self::open_since(&dir.into(), query, 0)?;
+        reader.dir.expect_some(reader.files.is_empty() && reader.segments.is_empty())?;
+        Ok(reader)
     }
 
     /// As [`Reader::open`]; calls come as they lie in the store, without rows of routing that others have.
-    pub(super) fn open_stored(dir: &Path, query: Query) -> Result<Self, CaptureError> {
+    pub(super) fn open_stored(dir: &Place, query: Query) -> Result<Self, CaptureError> {
         Ok(Self { rows: None, ..Self::open(dir, query)? })
     }
 
     /// As [`Reader::open`], without the files of segments before `since`.
-    pub(super) fn open_since(dir: &Path, query: Query, since: u64) -> Result<Self, CaptureError> {
+    pub(super) fn open_since(dir: &Place, query: Query, since: u64) -> Result<Self, CaptureError> {
         let Listing { segments, files } = Listing::of(dir, since)?;
         let segments = segments.into_iter().map(|open| SegmentCalls::of(open.path, open.file, None));
         let segments = segments.collect::<Result<_, _>>()?;
         let aside = |path: &PathBuf| {
             format!("{}: damaged, and set aside: not all of it could be read", path.display())
         };
-        let skipped = layout::damaged(dir)?.iter().map(aside).collect();
+        let skipped = layout::damaged(dir.dir())?.iter().map(aside).collect();
         let rows = (!query.without_routing).then(Joiner::default);
-        let (dir, files, current) = (dir.to_owned(), files.into(), None);
+        let (dir, files, current) = (dir.clone(), files.into(), None);
         Ok(Self { dir, query, rows, files, segments, current, skipped, damaged_bytes: 0, lost_bytes: 0 })
     }
 
     /// The rows of a session's calls as they lie in the store, but for what is damaged: who reads those calls is told.
     pub(super) fn stored_rows(
-        dir: &Path,
+        dir: &Place,
         session_id: &SessionId,
     ) -> Result<Vec<(RoutingBase, Routing)>, CaptureError> {
         let query = Query { without_bodies: true, ..Query::session(session_id.clone()) };
@@ -158,9 +161,11 @@ impl Reader {
             }
             let file = self.files.pop_front()?;
             let path = &file.path;
-            match ParquetCalls::open(path, &self.query) {
-                Ok(calls) => self.current = Some((calls, file)),
-                Err(reason) => {
+            match ParquetCalls::of(&file, &self.query) {
+                Ok(Ok(calls)) => self.current = Some((calls, file)),
+                // A place that cannot be reached now is no file that is left out.
+                Err(error) => return Some(Err(error)),
+                Ok(Err(reason)) => {
                     tracing::warn!(path = %path.display(), %reason, "not read as captures");
                     self.skipped.push(format!("{}: {reason}", path.display()));
                 }

@@ -14,6 +14,7 @@ use super::journal::{self, CreateDisk, Journal, Sealed};
 use super::layout;
 use super::lock::Lock;
 use super::payload::{self, Payload};
+use super::place::Place;
 use super::recovery::{self, Recovery};
 use crate::record::{Call, CallId, CallSink, SinkError};
 
@@ -83,26 +84,28 @@ impl Writer {
     ///
     /// # Errors
     /// Another writer has the folder, or it cannot be read or written.
-    pub fn open(dir: &Path, options: WriterOptions) -> Result<Self, CaptureError> {
-        Self::open_on(dir, options, Box::new(journal::create_file))
+    pub fn open(place: impl Into<Place>, options: WriterOptions) -> Result<Self, CaptureError> {
+        Self::open_on(&place.into(), options, Box::new(journal::create_file))
     }
 
     pub(super) fn open_on(
-        dir: &Path,
+        place: &Place,
         options: WriterOptions,
         create: CreateDisk,
     ) -> Result<Self, CaptureError> {
+        let dir = place.dir();
         let journal_dir = layout::journal_dir(dir);
         std::fs::create_dir_all(&journal_dir).map_err(CaptureError::io("create", &journal_dir))?;
         let lock = Lock::take(dir)?;
+        place.claim()?;
         for folder in [Some(dir), dir.parent()].into_iter().flatten() {
             if !folder.as_os_str().is_empty() {
                 layout::sync_folder(folder).map_err(CaptureError::io("sync", folder))?;
             }
         }
         let (mut recovery, mut sealed) = recovery::recover(dir)?;
-        let (unfinished, old_drafts) = drafts::recover(dir)?;
-        let numbers = layout::last_number(dir)?.into_iter().chain(sealed.iter().map(|s| s.name.number));
+        let (unfinished, old_drafts) = drafts::recover(place)?;
+        let numbers = place.last_number()?.into_iter().chain(sealed.iter().map(|s| s.name.number));
         let next_number = numbers.max().map_or(1, |last| last + 1);
         let mut journal = Journal::new(dir.to_owned(), options, next_number, create);
         recovery.unfinished = unfinished.len() as u64;

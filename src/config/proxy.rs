@@ -57,10 +57,14 @@ pub struct Proxy {
     /// Bytes of a reply that may wait for a slow harness before lego stops reading from the upstream.
     pub stream_buffer_size: usize,
     /// Bytes of a stream's copy that stay in memory. What is longer, and all but the last 8 KiB of each when the copies
-    /// of all calls together are over 16 MiB, waits for its record in a nameless file in `capture_dir`.
+    /// of all calls together are over 16 MiB, waits for its record in a nameless file in the folder of the capture.
     pub capture_buffer_size: usize,
-    /// Folder of the capture: one writer at a time.
+    /// Folder of the capture: one writer at a time. Or a place in object storage, as `s3://bucket/prefix`, `gs://…` or
+    /// `az://…` (docs/object-storage.md), of `lego proxy` alone: the captures of a run are in the run's folder.
     pub capture_dir: PathBuf,
+    /// With a URL in `capture_dir`: the folder of calls that are not there yet. Absent: one in the current folder that is
+    /// named for the URL.
+    pub capture_local_dir: Option<PathBuf>,
     /// Find out by one tiny call, before the first of a harness, what the upstream gives: ids, ids in streams, expert
     /// routing. `false`: what a recent release gives is assumed, without routing.
     pub probe_upstream: bool,
@@ -158,6 +162,7 @@ impl Default for Proxy {
             stream_buffer_size: 65536,
             capture_buffer_size: 256 * 1024,
             capture_dir: PathBuf::from("./captures"),
+            capture_local_dir: None,
             probe_upstream: true,
             relay: Relay::Auto,
             durability: Durability::PowerLoss,

@@ -12,12 +12,11 @@
 mod books;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::Path;
 use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::capture::{CaptureError, Filter, Query, Reader};
+use crate::capture::{CaptureError, Filter, Place, Query, Reader};
 use crate::record::{Call, CallId, Disposition, SessionId, TrialId};
 use crate::trajectory;
 
@@ -95,18 +94,18 @@ pub enum LedgerError {
 /// # Errors
 /// [`LedgerError`].
 pub fn ledger(
-    dir: &Path,
+    dir: impl Into<Place>,
     books: Option<&RunBooks>,
     by: By,
     filter: Option<&Filter>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Ledger, LedgerError> {
-    within(ROOM, dir, books, by, filter, progress)
+    within(ROOM, &dir.into(), books, by, filter, progress)
 }
 
 fn within(
     room: usize,
-    dir: &Path,
+    dir: &Place,
     books: Option<&RunBooks>,
     by: By,
     filter: Option<&Filter>,
@@ -175,7 +174,7 @@ impl Counted {
 struct Work<'a> {
     /// Bytes of calls that are in memory together.
     room: usize,
-    dir: &'a Path,
+    dir: &'a Place,
     books: Option<&'a RunBooks>,
     by: By,
     filter: Option<&'a Filter>,

@@ -11,6 +11,7 @@ mod crash;
 mod filter;
 mod foreign_readers;
 mod ledger;
+mod objects;
 mod prune;
 mod rows;
 mod store;

@@ -56,7 +56,7 @@ fn open(dir: &Path, faults: &Arc<Faults>) -> Writer {
         let file = OpenOptions::new().write(true).create_new(true).open(path)?;
         Ok(Box::new(FaultyDisk { file, faults: Arc::clone(&faults) }))
     };
-    Writer::open_on(dir, WriterOptions::default(), Box::new(create)).expect("free folder")
+    Writer::open_on(&dir.into(), WriterOptions::default(), Box::new(create)).expect("free folder")
 }
 
 fn call(number: u16) -> Call {

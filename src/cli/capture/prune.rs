@@ -36,7 +36,7 @@ fn days(text: &str) -> Result<u32, String> {
 
 /// Removes days, and says which.
 pub(super) fn run(out: &mut dyn Write, args: &Args) -> anyhow::Result<()> {
-    let dir = args.folder.captures();
+    let dir = args.folder.captures()?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock is before 1970")?;
     let now = i64::try_from(now.as_micros()).context("the clock is far in the future")?;
     let before = date_of(now - i64::from(args.older_than) * 86_400_000_000);

@@ -68,7 +68,10 @@ pub fn prune(dir: impl Into<Place>, before: &str, is_dry: bool) -> Result<Vec<Pr
     let mut days: Vec<Day> = vec![];
     for date in old {
         let day = work.day(&date)?;
-        days.push(day);
+        // What was uploaded leaves an empty folder.
+        if !(place.is_remote() && day.names.is_empty() && day.objects.is_empty()) {
+            days.push(day);
+        }
     }
     // From the newest on: what stays may need what is older, and then that stays as well.
     loop {
@@ -234,6 +237,8 @@ impl Work<'_> {
             // What replaces others goes last: what is left after a crash has every call once, or not at all.
             day.objects.sort_by_key(|object| object.name.starts_with("merged-"));
             remote.delete_objects(&day.objects)?;
+            // It is empty, if it is there.
+            let _ = fs::remove_dir(layout::day_folder(self.place.dir(), &day.pruned.date));
             return Ok(None);
         }
         let dir = self.place.dir();

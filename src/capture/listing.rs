@@ -14,6 +14,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::ahead::Begun;
 use super::error::CaptureError;
 use super::layout::{self, DayFileName, SegmentName};
 use super::mark::Mark;
@@ -44,7 +45,7 @@ pub(super) struct ListedFile {
 #[derive(Debug, Clone)]
 enum At {
     Local { _mark: Arc<Mark> },
-    Remote { remote: Remote, object: Object },
+    Remote { remote: Remote, object: Object, begun: Arc<Begun> },
 }
 
 impl ListedFile {
@@ -79,6 +80,14 @@ impl ListedFile {
         matches!(self.at, At::Remote { .. })
     }
 
+    /// Of one in object storage: what was read of it before its turn.
+    pub(super) fn begun(&self) -> Option<&Begun> {
+        match &self.at {
+            At::Local { .. } => None,
+            At::Remote { begun, .. } => Some(begun),
+        }
+    }
+
     /// Its name without an ending.
     pub(super) fn stem(&self) -> &str {
         self.path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default()
@@ -88,7 +97,9 @@ impl ListedFile {
     pub(super) fn open(&self) -> io::Result<Stored> {
         Ok(match &self.at {
             At::Local { .. } => Stored::Local(Arc::new(File::open(&self.path)?)),
-            At::Remote { remote, object } => Stored::Remote(RemoteFile::new(remote.clone(), object.clone())),
+            At::Remote { remote, object, .. } => {
+                Stored::Remote(RemoteFile::new(remote.clone(), object.clone()))
+            }
         })
     }
 
@@ -96,7 +107,7 @@ impl ListedFile {
     pub(super) fn whole(&self) -> Result<File, CaptureError> {
         match &self.at {
             At::Local { .. } => File::open(&self.path).map_err(CaptureError::io("open", &self.path)),
-            At::Remote { remote, object } => remote::copied(remote, object),
+            At::Remote { remote, object, .. } => remote::copied(remote, object),
         }
     }
 
@@ -209,7 +220,7 @@ pub(super) fn remote_day(remote: &Remote, date: &str) -> Result<Vec<ListedFile>,
     let file = |object: Object| ListedFile {
         path: remote.path(&object),
         date: date.to_owned(),
-        at: At::Remote { remote: remote.clone(), object },
+        at: At::Remote { remote: remote.clone(), object, begun: Arc::default() },
     };
     Ok(files.map(file).collect())
 }

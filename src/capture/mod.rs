@@ -21,6 +21,7 @@
 //! - One writer a folder. Readers may run beside it, and mark the days that they read ([`mark`]): no file goes away
 //!   under them. Merged files replace others all at once ([`merge`]).
 
+mod ahead;
 mod columns;
 mod compact;
 mod compactor;

@@ -6,12 +6,12 @@ use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use super::ahead::{self, Calls};
 use super::error::CaptureError;
 use super::filter::Filter;
 use super::frame::{self, Frames, HEADER_LEN, Step};
 use super::layout;
 use super::listing::{ListedFile, Listing};
-use super::parquet_calls::ParquetCalls;
 use super::payload;
 use super::place::Place;
 use super::rows::{self, Joiner};
@@ -72,7 +72,7 @@ pub struct Reader {
     rows: Option<Joiner>,
     files: VecDeque<ListedFile>,
     segments: VecDeque<SegmentCalls>,
-    current: Option<(ParquetCalls, ListedFile)>,
+    current: Option<(Calls, ListedFile)>,
     skipped: Vec<String>,
     damaged_bytes: u64,
     lost_bytes: u64,
@@ -161,7 +161,7 @@ impl Reader {
             }
             let file = self.files.pop_front()?;
             let path = &file.path;
-            match ParquetCalls::of(&file, &self.query) {
+            match ahead::open(&file, self.files.iter(), &self.query) {
                 Ok(Ok(calls)) => self.current = Some((calls, file)),
                 // A place that cannot be reached now is no file that is left out.
                 Err(error) => return Some(Err(error)),

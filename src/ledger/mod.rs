@@ -390,7 +390,7 @@ mod tests {
                 let mut told = vec![];
                 let mut progress = |done, all| told.push((done, all));
                 let ledger =
-                    within(room, dir.path(), None, By::Session, filter, &mut progress).expect("read");
+                    within(room, &dir.path().into(), None, By::Session, filter, &mut progress).expect("read");
                 assert_eq!(ledger.offences, []);
                 assert!(ledger.total.is_balanced());
                 (ledger.total, ledger.accounts, told.len())

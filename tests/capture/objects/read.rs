@@ -62,6 +62,29 @@ async fn only_the_columns_and_row_groups_that_are_needed_are_fetched() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn small_files_are_fetched_side_by_side_and_keep_their_order() {
+    let folder = tempfile::tempdir().expect("folder");
+    let dir = folder.path().join("local");
+    let server = Server::start().await;
+    let mut process = Process::start(&server, "x", &dir);
+    let acked = process.ask("append s 60 0");
+    assert_eq!(process.close(), [] as [String; 0]);
+    assert!(server.keys().await.len() > 10);
+    server.most_at_once();
+    server.fail(Method::GET, ".parquet", 1000, Fault::Late);
+    let list = ["ls", "--session", "s", "--json", "--capture-dir", &server.url("x")];
+    let output = lego(&server, &dir, &list).await;
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let ids = text.lines().map(|line| {
+        let call: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        call["call_id"].as_str().expect("an id").parse().expect("an id")
+    });
+    assert_eq!(ids.collect::<Vec<lego::record::CallId>>(), acked);
+    let most = server.most_at_once();
+    assert!((4..=16).contains(&most), "{most}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_the_network_does_is_got_over_or_told() {
     let folder = tempfile::tempdir().expect("folder");
     let dir = folder.path().join("local");

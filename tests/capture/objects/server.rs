@@ -82,6 +82,8 @@ struct State {
     /// All requests fail so.
     outage: Mutex<Option<Fault>>,
     hits: Mutex<usize>,
+    /// Requests that are being answered, and the most there were at once.
+    answering: Mutex<(usize, usize)>,
 }
 
 /// A bucket behind faults.
@@ -108,7 +110,17 @@ impl Server {
             while let Ok((stream, _)) = listener.accept().await {
                 let (state, opened, waits) = (Arc::clone(&for_task), opened.clone(), Arc::clone(&waits));
                 let serve = hyper::service::service_fn(move |request| {
-                    answer(Arc::clone(&state), opened.clone(), Arc::clone(&waits), port, request)
+                    let (state, opened, waits) = (Arc::clone(&state), opened.clone(), Arc::clone(&waits));
+                    async move {
+                        {
+                            let (now, most) = &mut *state.answering.lock().expect("whole");
+                            *now += 1;
+                            *most = (*now).max(*most);
+                        }
+                        let answered = answer(Arc::clone(&state), opened, waits, port, request).await;
+                        state.answering.lock().expect("whole").0 -= 1;
+                        answered
+                    }
                 });
                 let io = hyper_util::rt::TokioIo::new(stream);
                 tokio::spawn(async move {
@@ -157,6 +169,11 @@ impl Server {
     /// Requests that failed as told so far.
     pub fn hits(&self) -> usize {
         *self.state.hits.lock().expect("whole")
+    }
+
+    /// The most requests that were answered at once since this was last asked.
+    pub fn most_at_once(&self) -> usize {
+        std::mem::take(&mut self.state.answering.lock().expect("whole").1)
     }
 
     /// What was forwarded since this was last asked.

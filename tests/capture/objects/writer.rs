@@ -69,7 +69,7 @@ async fn objects_writer_process() {
                 let mut one = aged(session, 0);
                 let id = one.call_id;
                 one.client_request =
-                    JsonText::new(&format!("{:?}", noise(bytes.parse().expect("a number")))).ok();
+                    JsonText::new(format!("{:?}", noise(bytes.parse().expect("a number")))).ok();
                 writer.append(vec![one]).await.expect("room");
                 say(&format!("acked {id}"));
             }

@@ -92,10 +92,14 @@ impl Work {
     }
 
     fn run(mut self, shared: &Shared) -> Vec<String> {
-        let mut pause = PAUSE;
+        let (mut pause, mut is_last) = (PAUSE, false);
         loop {
             // Before the look, so that the last one sees all that there will be.
             let until = *shared.until();
+            if until.is_some() && !is_last {
+                is_last = true;
+                self.tell_of_the_last();
+            }
             let failed = self.round();
             if until.is_some_and(|until| failed.is_empty() || Instant::now() >= until) {
                 return failed;
@@ -199,6 +203,15 @@ impl Work {
             _ => self.done.remove(path),
         };
         Ok(())
+    }
+
+    /// Before lego ends there may be much to do.
+    fn tell_of_the_last(&self) {
+        let waiting = self.waiting().unwrap_or_default();
+        if !waiting.files.is_empty() {
+            let (url, files, bytes) = (self.remote.url(), waiting.files.len(), waiting.bytes);
+            tracing::info!(%url, files, bytes, "captures are uploaded before lego ends");
+        }
     }
 
     fn gauge(&self, waiting: &Waiting) {

@@ -94,7 +94,12 @@ impl Remote {
     /// # Errors
     /// What the environment says of the storage cannot be used.
     pub(super) fn open(url: ObjectUrl) -> Result<Self, CaptureError> {
-        let store = store(&url).map_err(|error| failed(&url.to_string(), "use", &url, &error))?;
+        let store = store(&url).map_err(|error| CaptureError::Remote {
+            place: url.to_string(),
+            action: "use",
+            reason: format!("what the environment says of it is wrong: {}", reason::of(&error, &url)),
+            is_missing: false,
+        })?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("lego-objects")

@@ -38,7 +38,7 @@ pub(super) fn of(error: &StoreError, url: &ObjectUrl) -> String {
     let text = error.to_string();
     let code = code(&text).map_or_else(String::new, |code| format!(" ({code})"));
     match error {
-        StoreError::NotFound { .. } if is_bucket(&text) => {
+        _ if is_bucket(&text) => {
             let what = if url.scheme == ObjectScheme::Az { "container" } else { "bucket" };
             format!("there is no {what} {}: make it first, or correct the URL", url.bucket)
         }

@@ -102,6 +102,10 @@ async fn a_place_that_cannot_be_used_is_one_clear_error_before_anything_starts()
     no_keys.push(("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9/latest".to_owned()));
     let half = without(&keys[1..]);
     let no_http = without(&["AWS_ALLOW_HTTP"]);
+    let az =
+        ["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY"].map(|name| (name, "canary!".to_owned()));
+    let az = az.to_vec();
+    let gs = vec![("GOOGLE_SERVICE_ACCOUNT", "/no/such/file".to_owned())];
     let proxy = |url: &str, environment: &[(&str, String)]| {
         let arguments = ["proxy", "--port", "0", "--upstream", "http://127.0.0.1:9", "--capture-dir", url];
         let (code, text) = told(folder.path(), &arguments, environment);
@@ -118,7 +122,9 @@ async fn a_place_that_cannot_be_used_is_one_clear_error_before_anything_starts()
         (&url, &half, "AWS_SECRET_ACCESS_KEY"),
         (&url, &no_http, "AWS_ALLOW_HTTP"),
         ("s3://no-such-bucket-of-ours/x", &environment, "there is no bucket no-such-bucket-of-ours"),
-        ("az://box/x", &environment, "AZURE_STORAGE_ACCOUNT_NAME"),
+        ("az://box/x", &environment, "AZURE_STORAGE_ACCOUNT_NAME is not set"),
+        ("az://box/x", &az, "what the environment says of it is wrong"),
+        ("gs://b/x", &gs, "what the environment says of it is wrong"),
     ] {
         let text = proxy(url, environment);
         assert!(text.contains(part), "{url}: {text}");
@@ -134,6 +140,9 @@ async fn a_place_that_cannot_be_used_is_one_clear_error_before_anything_starts()
     assert!(!folder.path().join("captures").exists());
     let (code, text) = told(folder.path(), &["capture", "ls", "--capture-dir", &url], &environment);
     assert!(code == Some(1) && text.contains("there is nothing under"), "{text}");
+    let nowhere = ["capture", "ls", "--capture-dir", "s3://no-such-bucket-of-ours/x"];
+    let (code, text) = told(folder.path(), &nowhere, &environment);
+    assert!(code == Some(1) && text.contains("there is no bucket no-such-bucket-of-ours"), "{text}");
     let local = ["capture", "ls", "--capture-dir", "captures", "--local-dir", "x"];
     let (code, text) = told(folder.path(), &local, &environment);
     assert!(code == Some(2) && text.contains("goes with a URL"), "{text}");

@@ -83,7 +83,6 @@ const BIG: &str = "big s 20000000";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn every_fault_costs_time_alone() {
-    let server = Server::start().await;
     let faults = [
         Fault::Internal,
         Fault::SlowDown,
@@ -93,37 +92,48 @@ async fn every_fault_costs_time_alone() {
         Fault::TruncateUpload,
         Fault::Late,
     ];
-    for (number, fault) in faults.into_iter().enumerate() {
-        for (at, method, path) in [
-            (0, Method::PUT, "/calls-"),
-            (1, Method::HEAD, "/calls-"),
-            (2, Method::POST, "uploads"),
-            (3, Method::PUT, "partNumber"),
-            (4, Method::POST, "uploadId"),
-        ] {
-            if matches!(fault, Fault::Truncate | Fault::TruncateUpload) && method == Method::HEAD {
-                continue;
-            }
-            let prefix = format!("f{number}-{at}");
-            let when = format!("{fault:?} of {method} {path}");
-            let (_folder, dir) = folder();
-            let before = server.hits();
-            server.fail(method, path, 2, fault);
-            let mut process = Process::start(&server, &prefix, &dir);
-            let mut acked = process.ask("append s 5 0");
-            if at >= 2 {
-                acked.extend(process.ask(BIG));
-            }
-            until(&when, async || server.hits() > before).await;
-            exactly(&server, &prefix, &dir, &acked, &when).await;
-            let left = process.close();
-            if !left.is_empty() {
-                // Patience was short: the next one does it.
-                assert_eq!(Process::start(&server, &prefix, &dir).close(), [] as [String; 0], "{when}");
-            }
-            all_there(&server, &prefix, &dir, &acked, &when).await;
-            server.forget();
+    let runtime = tokio::runtime::Handle::current();
+    let tasks = faults.map(|fault| {
+        let runtime = runtime.clone();
+        tokio::task::spawn_blocking(move || runtime.block_on(cost(fault)))
+    });
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+}
+
+async fn cost(fault: Fault) {
+    let server = Server::start().await;
+    for (number, (method, path)) in [
+        (Method::PUT, "/calls-"),
+        (Method::HEAD, "/calls-"),
+        (Method::POST, "uploads"),
+        (Method::PUT, "partNumber"),
+        (Method::POST, "uploadId"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        if matches!(fault, Fault::Truncate | Fault::TruncateUpload) && method == Method::HEAD {
+            continue;
         }
+        let (prefix, when) = (format!("f{number}"), format!("{fault:?} of {method} {path}"));
+        let (_folder, dir) = folder();
+        let before = server.hits();
+        server.fail(method, path, 2, fault);
+        let mut process = Process::start(&server, &prefix, &dir);
+        let mut acked = process.ask("append s 5 0");
+        if number >= 2 {
+            acked.extend(process.ask(BIG));
+        }
+        until(&when, async || server.hits() > before).await;
+        exactly(&server, &prefix, &dir, &acked, &when).await;
+        if !process.close().is_empty() {
+            // Patience was short: the next one does it.
+            assert_eq!(Process::start(&server, &prefix, &dir).close(), [] as [String; 0], "{when}");
+        }
+        all_there(&server, &prefix, &dir, &acked, &when).await;
+        server.forget();
     }
 }
 

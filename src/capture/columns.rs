@@ -16,6 +16,9 @@ pub(super) const REPLACES_KEY: &str = "lego.replaces";
 /// Columns with bodies: large, without statistics or dictionary, and not read unless asked for.
 pub(super) const BODIES: [&str; 3] = ["client_request", "upstream_request", "response"];
 
+/// What was left out of each body.
+pub(super) const SPLICES: [&str; 3] = ["client_request_splice", "upstream_request_splice", "response_splice"];
+
 /// The column with expert ids: large too, but a part of the tokens.
 pub(super) const ROUTING: &str = "routing";
 
@@ -78,6 +81,14 @@ pub(super) fn tool_call_type() -> DataType {
     record(&[("id", Utf8), ("name", Utf8), ("arguments", Utf8), ("arguments_valid_json", Boolean)])
 }
 
+pub(super) fn splice_type() -> DataType {
+    record(&[("source", Utf8), ("length", UInt32), ("crc32c", UInt32), ("parts", list(part_type()))])
+}
+
+pub(super) fn part_type() -> DataType {
+    record(&[("at", UInt32), ("from", UInt32), ("length", UInt32)])
+}
+
 /// The schema of every Parquet file of captures.
 pub(super) fn schema() -> SchemaRef {
     let required = |name: &str, of: DataType| Field::new(name, of, false);
@@ -131,8 +142,13 @@ pub(super) fn schema() -> SchemaRef {
         nullable("error", Utf8),
         required("trainable", Boolean),
         nullable("not_trainable_reasons", list(Utf8)),
+        nullable("base_call_id", Utf8),
+        nullable("base_choice", UInt32),
+        nullable("base_len", UInt32),
+        nullable("prompt_ids_crc32c", UInt32),
     ];
-    let fields = fields.into_iter().chain(declared()).chain(routing());
+    let splices = SPLICES.map(|name| nullable(name, splice_type()));
+    let fields = fields.into_iter().chain(splices).chain(declared()).chain(routing());
     Arc::new(Schema::new(fields.collect::<Vec<_>>()))
 }
 
@@ -145,16 +161,10 @@ pub(super) fn declared() -> Vec<Field> {
         ("offsets", list(UInt32)),
     ]);
     let sampling_mask = record(&[("ids", list(UInt32)), ("offsets", list(UInt32))]);
-    [
-        ("base_call_id", Utf8),
-        ("base_len", UInt32),
-        ("top_logprobs", top_logprobs),
-        ("prompt_logprobs", list(Float32)),
-        ("sampling_mask", sampling_mask),
-    ]
-    .into_iter()
-    .map(|(name, of)| Field::new(name, of, true))
-    .collect()
+    [("top_logprobs", top_logprobs), ("prompt_logprobs", list(Float32)), ("sampling_mask", sampling_mask)]
+        .into_iter()
+        .map(|(name, of)| Field::new(name, of, true))
+        .collect()
 }
 
 /// Expert routing: all null, or none.

@@ -1,8 +1,6 @@
 //! A sealed segment to Parquet: one file a UTC day, written aside, synced, renamed; only then the segment goes.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs::{self, File};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,8 +12,9 @@ use parquet::schema::types::ColumnPath;
 
 use super::error::CaptureError;
 use super::journal::Sealed;
-use super::layout::{damaged_path, date_of, journal_dir, sync_folder};
+use super::layout::{damaged_path, date_of, journal_dir};
 use super::reader::SegmentCalls;
+use super::storage::{Storage, make_folder};
 use super::summed::Summed;
 use super::{columns, encode};
 use crate::record::{Call, SCHEMA_VERSION};
@@ -32,14 +31,18 @@ const ROW_GROUP_ROWS: usize = 8192;
 ///
 /// # Errors
 /// The segment stays, and stays readable.
-pub(super) fn compact(dir: &Path, sealed: Sealed) -> Result<Vec<PathBuf>, CaptureError> {
+pub(super) fn compact(
+    storage: &dyn Storage,
+    dir: &Path,
+    sealed: Sealed,
+) -> Result<Vec<PathBuf>, CaptureError> {
     let segment = sealed.name.journal_path(dir);
     let mut files: BTreeMap<String, DayFile> = BTreeMap::new();
-    let damaged_bytes = match write_days(dir, sealed, &segment, &mut files) {
+    let damaged_bytes = match write_days(storage, dir, sealed, &segment, &mut files) {
         Ok(damaged_bytes) => damaged_bytes,
         Err(error) => {
             for file in files.values() {
-                let _ = fs::remove_file(&file.temporary);
+                let _ = storage.remove(&file.temporary);
             }
             return Err(error);
         }
@@ -47,14 +50,14 @@ pub(super) fn compact(dir: &Path, sealed: Sealed) -> Result<Vec<PathBuf>, Captur
     let mut paths = vec![];
     for (date, file) in files {
         let path = sealed.name.parquet_path(dir, &date);
-        file.finish(dir, &path)?;
+        file.finish(storage, dir, &path)?;
         paths.push(path);
     }
     if damaged_bytes == 0 {
-        fs::remove_file(&segment).map_err(CaptureError::io("delete", &segment))?;
+        storage.remove(&segment).map_err(CaptureError::io("delete", &segment))?;
     } else {
         let aside = damaged_path(&segment);
-        fs::rename(&segment, &aside).map_err(CaptureError::io("rename", &segment))?;
+        storage.rename(&segment, &aside).map_err(CaptureError::io("rename", &segment))?;
         metrics::counter!("lego_capture_damaged_bytes_total").increment(damaged_bytes);
         tracing::error!(
             path = %aside.display(), damaged_bytes,
@@ -63,12 +66,13 @@ pub(super) fn compact(dir: &Path, sealed: Sealed) -> Result<Vec<PathBuf>, Captur
         );
     }
     let journal = journal_dir(dir);
-    sync_folder(&journal).map_err(CaptureError::io("sync", &journal))?;
+    storage.sync_folder(&journal).map_err(CaptureError::io("sync", &journal))?;
     Ok(paths)
 }
 
 /// Returns how many bytes of the segment hold no call although they should.
 fn write_days(
+    storage: &dyn Storage,
     dir: &Path,
     sealed: Sealed,
     segment: &Path,
@@ -84,7 +88,7 @@ fn write_days(
         let date = date_of(call.received_at);
         if !files.contains_key(&date) {
             let temporary = sealed.name.temporary_path(dir, &date);
-            files.insert(date.clone(), DayFile::create(temporary)?);
+            files.insert(date.clone(), DayFile::create(storage, temporary)?);
         }
         if let Some(file) = files.get_mut(&date) {
             file.push(call)?;
@@ -107,8 +111,8 @@ pub(super) struct DayFile {
 }
 
 impl DayFile {
-    pub(super) fn create(temporary: PathBuf) -> Result<Self, CaptureError> {
-        let file = File::create(&temporary).map_err(CaptureError::io("create", &temporary))?;
+    pub(super) fn create(storage: &dyn Storage, temporary: PathBuf) -> Result<Self, CaptureError> {
+        let file = storage.create(&temporary).map_err(CaptureError::io("create", &temporary))?;
         let file = Summed::new(file);
         let writer = ArrowWriter::try_new(file, columns::schema(), Some(properties()))
             .map_err(CaptureError::parquet(&temporary))?;
@@ -159,19 +163,15 @@ impl DayFile {
         let sum = self.writer.inner().key_value();
         self.writer.append_key_value_metadata(sum);
         self.writer.finish().map_err(CaptureError::parquet(&self.temporary))?;
-        self.writer.inner().sync_all().map_err(CaptureError::io("sync", &self.temporary))
+        self.writer.inner_mut().sync().map_err(CaptureError::io("sync", &self.temporary))
     }
 
     /// Gives the file its name.
-    pub(super) fn finish(self, dir: &Path, path: &Path) -> Result<(), CaptureError> {
+    pub(super) fn finish(self, storage: &dyn Storage, dir: &Path, path: &Path) -> Result<(), CaptureError> {
         let day = path.parent().unwrap_or(dir);
-        match fs::create_dir(day) {
-            Ok(()) => sync_folder(dir).map_err(CaptureError::io("sync", dir))?,
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(CaptureError::io("create", day)(error)),
-        }
-        fs::rename(&self.temporary, path).map_err(CaptureError::io("rename", &self.temporary))?;
-        sync_folder(day).map_err(CaptureError::io("sync", day))
+        make_folder(storage, day).map_err(CaptureError::io("create", day))?;
+        storage.rename(&self.temporary, path).map_err(CaptureError::io("rename", &self.temporary))?;
+        storage.sync_folder(day).map_err(CaptureError::io("sync", day))
     }
 }
 
@@ -225,3 +225,6 @@ pub fn column_names() -> Vec<String> {
     let schema = Arc::clone(&columns::schema());
     schema.fields().iter().map(|field| field.name().clone()).collect()
 }
+
+#[cfg(test)]
+mod tests;

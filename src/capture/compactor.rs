@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::compact::compact;
 use super::journal::Sealed;
+use super::storage::Storage;
 
 /// Pause before a failed segment is tried again.
 const RETRY_AFTER: Duration = Duration::from_secs(30);
@@ -38,12 +39,12 @@ pub(super) struct Compactor {
 
 impl Compactor {
     /// Starts with the segments of an earlier writer.
-    pub(super) fn start(dir: PathBuf, sealed: Vec<Sealed>) -> Self {
+    pub(super) fn start(storage: Arc<dyn Storage>, dir: PathBuf, sealed: Vec<Sealed>) -> Self {
         let queue = Queue { sealed: sealed.into(), ..Queue::default() };
         let shared = Arc::new(Shared { queue: Mutex::new(queue), changed: Condvar::new() });
         let for_thread = Arc::clone(&shared);
-        let thread =
-            std::thread::Builder::new().name("lego-compact".to_owned()).spawn(move || run(&dir, &for_thread));
+        let work = move || run(&*storage, &dir, &for_thread);
+        let thread = std::thread::Builder::new().name("lego-compact".to_owned()).spawn(work);
         Self { shared, thread }
     }
 
@@ -63,10 +64,10 @@ impl Compactor {
     }
 }
 
-fn run(dir: &Path, shared: &Shared) -> Vec<String> {
+fn run(storage: &dyn Storage, dir: &Path, shared: &Shared) -> Vec<String> {
     let mut left = vec![];
     while let Some((sealed, is_last_try)) = next(shared) {
-        match compact(dir, sealed) {
+        match compact(storage, dir, sealed) {
             Ok(paths) => {
                 metrics::counter!("lego_capture_parquet_files_total").increment(paths.len() as u64);
                 tracing::debug!(segment = sealed.name.stem(), ?paths, "captures made into Parquet");

@@ -13,9 +13,9 @@ use bytes::Bytes;
 
 use super::columns;
 use crate::record::{
-    Call, CallId, CallKind, CallStatus, CapturedToolCall, ClientApi, IdsSource, JsonText, LayerAxis,
-    LogprobSemantics, Routing, RoutingBase, RoutingDtype, RoutingShape, Sampling, UpstreamKind, Usage,
-    WeightSource, WeightSpan,
+    Call, CallId, CallKind, CallStatus, CapturedToolCall, ChoiceId, ClientApi, IdsSource, JsonText,
+    LayerAxis, LogprobSemantics, Part, Routing, RoutingDtype, RoutingShape, Sampling, Shared, SharedIds,
+    Splice, SpliceSource, UpstreamKind, Usage, WeightSource, WeightSpan,
 };
 
 type Decoded<T> = Result<T, String>;
@@ -92,6 +92,7 @@ fn call(row: Row<'_>) -> Decoded<Call> {
         error: row.text("error")?,
         trainable: row.flag("trainable")?,
         not_trainable_reasons: row.texts("not_trainable_reasons")?.unwrap_or_default(),
+        shared: row.shared()?,
     })
 }
 
@@ -122,8 +123,7 @@ impl<'a> Row<'a> {
     }
 
     fn json(self, name: &str) -> Decoded<Option<JsonText>> {
-        let text = self.str(name)?;
-        text.map(JsonText::new).transpose().map_err(|error| format!("{name}: {error}"))
+        Ok(self.str(name)?.map(JsonText::of_read))
     }
 
     fn parsed<T: FromStr<Err: std::fmt::Display>>(self, name: &str) -> Decoded<Option<T>> {
@@ -247,18 +247,53 @@ impl<'a> Row<'a> {
         };
         let data = Bytes::copy_from_slice(column.value(self.row));
         let routing = Routing::new(shape, data).map_err(|error| format!("column routing: {error}"))?;
-        // Files from before the columns have all rows.
-        let base = match self.batch.column_by_name("routing_base_call_id") {
-            Some(_) => self.parsed::<CallId>("routing_base_call_id")?,
-            None => None,
+        Ok(Some(routing.based_on(self.choice("routing_base_call_id", "routing_base_choice")?)))
+    }
+
+    /// Null as well in files from before there was the column.
+    fn choice(self, call: &str, choice: &str) -> Decoded<Option<ChoiceId>> {
+        let id = self.parsed::<CallId>(call)?;
+        let choice_id = |call_id| {
+            let number = self.number(choice)?;
+            let choice_index = number.try_into().map_err(|_| format!("column {choice} holds {number}"))?;
+            Ok(ChoiceId { call_id, choice_index })
         };
-        let base = base.map(|call_id| {
-            let choice = self.number("routing_base_choice")?;
-            let choice_index =
-                u16::try_from(choice).map_err(|_| format!("column routing_base_choice holds {choice}"))?;
-            Ok::<_, String>(RoutingBase { call_id, choice_index })
+        id.map(choice_id).transpose()
+    }
+
+    fn shared(self) -> Decoded<Option<Box<Shared>>> {
+        let ids = self.cell::<UInt32Array>("base_len")?.map(|column| column.value(self.row));
+        let ids = ids.map(|count| Ok(SharedIds { count, crc32c: self.number("prompt_ids_crc32c")? }));
+        let [client_request, upstream_request, response] = columns::SPLICES.map(|name| self.splice(name));
+        let shared = Shared {
+            base: self.choice("base_call_id", "base_choice")?,
+            ids: ids.transpose().map_err(|error: String| error)?,
+            client_request: client_request?,
+            upstream_request: upstream_request?,
+            response: response?,
+        };
+        Ok((shared != Shared::default()).then(|| Box::new(shared)))
+    }
+
+    fn splice(self, name: &str) -> Decoded<Option<Splice>> {
+        let Some(column) = self.cell::<StructArray>(name)? else {
+            return Ok(None);
+        };
+        let fields = Fields { of: column, row: self.row };
+        let parts = fields.present("parts").and_then(|parts| parts.as_list_opt::<i32>());
+        let parts = parts.map(|parts| parts.value(self.row));
+        let parts = parts.as_ref().and_then(|parts| parts.as_struct_opt()).and_then(|of| {
+            let part = |row| {
+                let fields = Fields { of, row };
+                Some(Part { at: fields.id("at")?, from: fields.id("from")?, length: fields.id("length")? })
+            };
+            (0..of.len()).map(part).collect::<Option<Vec<_>>>()
         });
-        Ok(Some(routing.based_on(base.transpose()?)))
+        let source = fields.text("source").and_then(|source| SpliceSource::from_name(&source));
+        let splice = source.zip(parts).and_then(|(source, parts)| {
+            Some(Splice { source, length: fields.id("length")?, crc32c: fields.id("crc32c")?, parts })
+        });
+        self.needed(name, splice).map(Some)
     }
 
     fn weight_spans(self) -> Decoded<Option<Vec<WeightSpan>>> {

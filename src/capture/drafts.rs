@@ -6,19 +6,22 @@
 //! After kill -9 or power loss the last draft of a call without a record becomes its record.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::CaptureError;
 use super::filter::Filter;
 use super::frame::{self, Frames, HEADER_LEN, Step};
-use super::journal::{self, Journal};
+use super::journal::Journal;
 use super::layout;
 use super::payload::{self, Payload};
 use super::place::Place;
 use super::reader::{Query, Reader};
+use super::room::Limits;
+use super::storage::{Storage, make_folder};
 use super::writer::{Durability, WriterOptions};
 use crate::record::{Call, CallId};
 
@@ -31,6 +34,7 @@ const SMALL: u64 = 4 << 20;
 pub(super) struct Drafts {
     dir: PathBuf,
     durability: Durability,
+    storage: Arc<dyn Storage>,
     /// Calls that ran when this writer opened its folder have their records in segments from this number on.
     since: u64,
     segments: Vec<Segment>,
@@ -43,22 +47,23 @@ struct Segment {
 }
 
 impl Drafts {
-    pub(super) fn new(dir: &Path, durability: Durability, since: u64) -> Self {
-        Self { dir: folder(dir), durability, since, segments: vec![] }
+    pub(super) fn new(dir: &Path, durability: Durability, since: u64, storage: Arc<dyn Storage>) -> Self {
+        Self { dir: folder(dir), durability, storage, since, segments: vec![] }
     }
 
     /// Writes and syncs drafts, all or none.
     pub(super) fn write(&mut self, drafts: &[(&Payload, &[CallId])]) -> io::Result<()> {
         let has_room = self.segments.last().is_some_and(|segment| segment.bytes < SEGMENT_BYTES);
         if !has_room {
-            fs::create_dir_all(layout::journal_dir(&self.dir))?;
+            make_folder(&*self.storage, &layout::journal_dir(&self.dir))?;
             let options = WriterOptions {
                 durability: self.durability,
                 segment_bytes: u64::MAX,
                 segment_age: Duration::MAX,
+                limits: Limits::default(),
             };
-            let create = Box::new(journal::create_file);
-            let journal = Journal::new(self.dir.clone(), options, self.since, create);
+            let storage = Arc::clone(&self.storage);
+            let journal = Journal::new(self.dir.clone(), options, self.since, storage);
             self.segments.push(Segment { journal, bytes: 0, living: HashSet::new() });
         }
         let Some(segment) = self.segments.last_mut() else {
@@ -90,7 +95,7 @@ impl Drafts {
         self.segments.retain_mut(|segment| {
             let is_worthless = segment.living.is_empty() && segment.bytes >= SMALL;
             if is_worthless {
-                delete(&self.dir, segment);
+                delete(&*self.storage, &self.dir, segment);
             }
             !is_worthless
         });
@@ -100,16 +105,16 @@ impl Drafts {
     pub(super) fn close(mut self) {
         for segment in &mut self.segments {
             if segment.living.is_empty() {
-                delete(&self.dir, segment);
+                delete(&*self.storage, &self.dir, segment);
             }
         }
     }
 }
 
-fn delete(dir: &Path, segment: &mut Segment) {
+fn delete(storage: &dyn Storage, dir: &Path, segment: &mut Segment) {
     if let Some(sealed) = segment.journal.seal() {
         let path = sealed.name.journal_path(dir);
-        if let Err(error) = fs::remove_file(&path) {
+        if let Err(error) = storage.remove(&path) {
             tracing::warn!(path = %path.display(), %error, "a journal of drafts could not be deleted");
         }
     }
@@ -140,7 +145,13 @@ pub(super) fn recover(place: &Place) -> Result<(Vec<Call>, Vec<PathBuf>), Captur
         let ids: BTreeSet<CallId> = last.keys().map(|(id, _)| *id).collect();
         // What was uploaded since is asked for by id: only a few row groups have any of them.
         let filter = place.is_remote().then(|| Filter::calls(&ids));
-        let query = Query { without_bodies: true, filter, ..Query::default() };
+        let query = Query {
+            without_bodies: true,
+            without_routing: true,
+            as_stored: true,
+            filter,
+            ..Query::default()
+        };
         for call in Reader::open_since(place, query, since)? {
             let call = call?;
             if ids.contains(&call.call_id) {

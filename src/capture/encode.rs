@@ -12,7 +12,7 @@ use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
 
 use super::columns;
-use crate::record::{Call, CallId, JsonText, Routing, RoutingShape, Sampling};
+use crate::record::{Call, CallId, JsonText, Part, Routing, RoutingShape, Sampling, Splice};
 
 /// One row a call, all columns of [`columns::schema`].
 pub(super) fn batch(calls: &[Call]) -> Result<RecordBatch, ArrowError> {
@@ -80,6 +80,7 @@ pub(super) fn batch(calls: &[Call]) -> Result<RecordBatch, ArrowError> {
         flag(|c| c.trainable),
         text_lists(calls.iter().map(|c| Some(c.not_trainable_reasons.as_slice()))),
     ];
+    arrays.extend(shared(calls)?);
     let declared = columns::declared();
     arrays.extend(declared.iter().map(|field| new_null_array(field.data_type(), calls.len())));
     arrays.extend(routing(calls));
@@ -197,6 +198,43 @@ fn tool_calls(calls: &[Call]) -> Result<ArrayRef, ArrowError> {
             Arc::new(BooleanArray::from_iter(tools.iter().map(|t| Some(t.arguments_valid_json)))),
         ]
     })
+}
+
+/// What was left out.
+fn shared(calls: &[Call]) -> Result<[ArrayRef; 7], ArrowError> {
+    let of = || calls.iter().map(|c| c.shared.as_deref());
+    let bases = || of().map(|shared| shared?.base);
+    let ids = || of().map(|shared| shared?.ids);
+    Ok([
+        Arc::new(StringArray::from_iter(bases().map(|base| Some(base?.call_id.to_string())))),
+        Arc::new(UInt32Array::from_iter(bases().map(|base| Some(base?.choice_index.into())))),
+        Arc::new(UInt32Array::from_iter(ids().map(|ids| Some(ids?.count)))),
+        Arc::new(UInt32Array::from_iter(ids().map(|ids| Some(ids?.crc32c)))),
+        splices(&of().map(|shared| shared?.client_request.as_ref()).collect::<Vec<_>>())?,
+        splices(&of().map(|shared| shared?.upstream_request.as_ref()).collect::<Vec<_>>())?,
+        splices(&of().map(|shared| shared?.response.as_ref()).collect::<Vec<_>>())?,
+    ])
+}
+
+fn splices(rows: &[Option<&Splice>]) -> Result<ArrayRef, ArrowError> {
+    let DataType::Struct(fields) = columns::splice_type() else {
+        return Err(ArrowError::SchemaError("a splice is a struct".to_owned()));
+    };
+    let number = |get: fn(&Splice) -> u32| -> ArrayRef {
+        Arc::new(UInt32Array::from_iter(rows.iter().map(|splice| splice.map(get))))
+    };
+    let parts: Vec<Option<&[Part]>> = rows.iter().map(|splice| Some((*splice)?.parts.as_slice())).collect();
+    let parts = struct_lists(columns::part_type(), &parts, |parts| {
+        let number = |get: fn(&Part) -> u32| -> ArrayRef {
+            Arc::new(UInt32Array::from_iter_values(parts.iter().map(|part| get(part))))
+        };
+        vec![number(|part| part.at), number(|part| part.from), number(|part| part.length)]
+    })?;
+    let sources = rows.iter().map(|splice| Some((*splice)?.source.as_str()));
+    let sources: ArrayRef = Arc::new(StringArray::from_iter(sources));
+    let arrays = vec![sources, number(|splice| splice.length), number(|splice| splice.crc32c), parts];
+    let nulls: NullBuffer = rows.iter().map(Option::is_some).collect::<Vec<_>>().into();
+    Ok(Arc::new(StructArray::try_new(fields, arrays, Some(nulls))?))
 }
 
 fn routing(calls: &[Call]) -> [ArrayRef; 9] {

@@ -19,7 +19,7 @@ use super::mark::Mark;
 use super::parquet_calls::{self, ParquetCalls};
 use super::payload;
 use super::place::Place;
-use super::reader::Query;
+use super::reader::{Query, Whole};
 use crate::record::{Call, CallId};
 
 /// Looks at damaged bytes until they are passed over: a writer may be taking a failed write back.
@@ -34,6 +34,7 @@ pub struct Follow {
     /// When object storage was listed last.
     listed: Instant,
     query: Query,
+    whole: Whole,
     segments: BTreeMap<SegmentName, Followed>,
     /// Names of the Parquet files whose calls were given, or come from a segment.
     known: HashSet<String>,
@@ -121,7 +122,7 @@ impl Follow {
         let dir = place.dir();
         // What comes after this list and before the next is in that one, or not known yet.
         let before = parquet_names(dir)?;
-        let Listing { segments, files } = Listing::of(&place, 0)?;
+        let Listing { segments, files } = Listing::of(&place, 0, None)?;
         place.expect_some(segments.is_empty() && files.is_empty())?;
         let here = files.iter().filter(|file| !file.is_afar());
         let listed = here.map(|file| file.stem().to_owned());
@@ -129,6 +130,7 @@ impl Follow {
             dir: dir.to_owned(),
             place: place.clone(),
             listed: Instant::now(),
+            whole: Whole::new(&place, &query),
             query,
             segments: BTreeMap::new(),
             known: before.into_keys().chain(listed).collect(),
@@ -140,7 +142,8 @@ impl Follow {
         for open in segments {
             let name = open.name;
             let mut followed = Followed::of(open);
-            let passed = followed.read(&follow.query, false, &mut |call| newest.push(call))?;
+            let passed =
+                followed.read(&follow.query, &mut follow.whole, false, &mut |call| newest.push(call))?;
             follow.warnings.extend(passed);
             follow.segments.insert(name, followed);
         }
@@ -189,7 +192,7 @@ impl Follow {
         let last = there.last();
         for (name, followed) in &mut self.segments {
             // Only of the last one a failed write may be taken back.
-            let passed = followed.read(&self.query, Some(name) == last, give)?;
+            let passed = followed.read(&self.query, &mut self.whole, Some(name) == last, give)?;
             self.warnings.extend(passed);
         }
         // What is no longer there was read to its end just now.
@@ -272,7 +275,9 @@ impl Follow {
         match calls {
             Ok(calls) => {
                 for call in calls {
-                    give(call?);
+                    if let Some(call) = self.whole.make(call?)? {
+                        give(call);
+                    }
                 }
             }
             Err(reason) => self.warnings.push(format!("left out {}: {reason}", path.display())),
@@ -325,11 +330,12 @@ impl Followed {
     fn read(
         &mut self,
         query: &Query,
+        whole: &mut Whole,
         is_patient: bool,
         give: &mut dyn FnMut(Call),
     ) -> Result<Option<String>, CaptureError> {
         let mut damaged = 0;
-        self.read_on(query, is_patient, &mut damaged, give)?;
+        self.read_on(query, whole, is_patient, &mut damaged, give)?;
         Ok((damaged > 0).then(|| {
             format!("{damaged} damaged bytes in {}: the calls in them are lost", self.path.display())
         }))
@@ -338,6 +344,7 @@ impl Followed {
     fn read_on(
         &mut self,
         query: &Query,
+        whole: &mut Whole,
         is_patient: bool,
         damaged: &mut u64,
         give: &mut dyn FnMut(Call),
@@ -358,9 +365,11 @@ impl Followed {
             match frames.step().map_err(CaptureError::io("read", &self.path))? {
                 Step::Frame(bytes) => {
                     let calls = payload::decode(&bytes);
-                    for mut call in calls.map_err(|reason| CaptureError::corrupt(&self.path, reason))? {
-                        if self.seen.insert((call.call_id, call.choice_index)) && query.wants(&call) {
-                            query.strip(&mut call);
+                    for call in calls.map_err(|reason| CaptureError::corrupt(&self.path, reason))? {
+                        if self.seen.insert((call.call_id, call.choice_index))
+                            && query.may_want(&call)
+                            && let Some(call) = whole.make(call)?
+                        {
                             give(call);
                         }
                     }

@@ -1,38 +1,17 @@
 //! The active segment: writes a batch of payloads, syncs once, and takes back what was not synced.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metrics::Histogram;
 
 use super::frame::{self, HEADER_LEN};
-use super::layout::{SegmentName, journal_dir, sync_folder};
+use super::layout::{SegmentName, journal_dir};
 use super::payload::{LONG, Payload};
+use super::storage::{Disk, Storage};
 use super::writer::{Durability, WriterOptions};
-
-/// The file operations a commit needs; tests put failing disks in their place.
-pub(super) trait Disk: Send {
-    fn write_at(&mut self, at: u64, bytes: &[u8]) -> io::Result<()>;
-    fn sync(&mut self) -> io::Result<()>;
-    fn truncate(&mut self, length: u64) -> io::Result<()>;
-}
-
-impl Disk for File {
-    fn write_at(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
-        self.seek(SeekFrom::Start(at))?;
-        self.write_all(bytes)
-    }
-
-    fn sync(&mut self) -> io::Result<()> {
-        self.sync_data()
-    }
-
-    fn truncate(&mut self, length: u64) -> io::Result<()> {
-        self.set_len(length)
-    }
-}
 
 /// Capacity kept between commits.
 const KEPT_BUFFER: usize = 1 << 20;
@@ -43,13 +22,6 @@ pub(super) struct Sealed {
     pub(super) name: SegmentName,
     /// Its acknowledged bytes; what lies behind them was taken back.
     pub(super) length: u64,
-}
-
-/// Makes the file of a new segment.
-pub(super) type CreateDisk = Box<dyn Fn(&Path) -> io::Result<Box<dyn Disk>> + Send>;
-
-pub(super) fn create_file(path: &Path) -> io::Result<Box<dyn Disk>> {
-    Ok(Box::new(OpenOptions::new().write(true).create_new(true).open(path)?))
 }
 
 struct Segment {
@@ -67,15 +39,20 @@ pub(super) struct Journal {
     options: WriterOptions,
     next_number: u64,
     active: Option<Segment>,
-    create: CreateDisk,
+    storage: Arc<dyn Storage>,
     buffer: Vec<u8>,
     sync_time: Histogram,
 }
 
 impl Journal {
-    pub(super) fn new(dir: PathBuf, options: WriterOptions, next_number: u64, create: CreateDisk) -> Self {
+    pub(super) fn new(
+        dir: PathBuf,
+        options: WriterOptions,
+        next_number: u64,
+        storage: Arc<dyn Storage>,
+    ) -> Self {
         let sync_time = metrics::histogram!("lego_capture_fsync_seconds");
-        Self { dir, options, next_number, active: None, create, buffer: Vec::new(), sync_time }
+        Self { dir, options, next_number, active: None, storage, buffer: Vec::new(), sync_time }
     }
 
     /// Writes `payloads` as frames and syncs them, all or none: after an error the segment ends where it
@@ -113,7 +90,7 @@ impl Journal {
             Err((error, is_sync)) => {
                 let taken_back = segment.disk.truncate(segment.committed);
                 if is_sync || taken_back.is_err() {
-                    sealed.extend(retire(segment));
+                    sealed.extend(self.retire(segment));
                 } else {
                     self.active = Some(segment);
                 }
@@ -155,7 +132,8 @@ impl Journal {
 
     /// Ends the active segment, if it holds anything.
     pub(super) fn seal(&mut self) -> Option<Sealed> {
-        self.active.take().and_then(retire)
+        let segment = self.active.take()?;
+        self.retire(segment)
     }
 
     fn create_segment(&mut self) -> io::Result<Segment> {
@@ -164,29 +142,29 @@ impl Journal {
         let name = SegmentName { number: self.next_number, salt };
         let path = name.journal_path(&self.dir);
         let start = || {
-            let mut disk = (self.create)(&path)?;
+            let mut disk = self.storage.create(&path)?;
             disk.write_at(0, &frame::header(salt))?;
             if self.options.durability == Durability::Full {
-                sync_folder(&journal_dir(&self.dir))?;
+                self.storage.sync_folder(&journal_dir(&self.dir))?;
             }
             Ok(disk)
         };
         let disk = start().inspect_err(|_: &io::Error| {
             // An empty segment may stay behind on a full disk; recovery removes it.
-            let _ = fs::remove_file(&path);
+            let _ = self.storage.remove(&path);
         })?;
         self.next_number += 1;
         let committed = HEADER_LEN as u64;
         Ok(Segment { name, path, disk, committed, opened: Instant::now() })
     }
-}
 
-fn retire(segment: Segment) -> Option<Sealed> {
-    if segment.committed > HEADER_LEN as u64 {
-        return Some(Sealed { name: segment.name, length: segment.committed });
+    fn retire(&self, segment: Segment) -> Option<Sealed> {
+        if segment.committed > HEADER_LEN as u64 {
+            return Some(Sealed { name: segment.name, length: segment.committed });
+        }
+        let _ = self.storage.remove(&segment.path);
+        None
     }
-    let _ = fs::remove_file(&segment.path);
-    None
 }
 
 /// Time left until `due`, at least nothing.

@@ -180,11 +180,14 @@ pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
     fs::File::open(folder)?.sync_all()
 }
 
+/// Microseconds of a UTC day.
+pub(super) const DAY_US: i64 = 86_400_000_000;
+
 /// `YYYY-MM-DD`, UTC, of a time in µs since the Unix epoch.
 ///
 /// Days to civil date: H. Hinnant, "chrono-compatible low-level date algorithms", `civil_from_days`.
 pub fn date_of(received_at_us: i64) -> String {
-    let days = received_at_us.div_euclid(86_400_000_000) + 719_468;
+    let days = received_at_us.div_euclid(DAY_US) + 719_468;
     let era = days.div_euclid(146_097);
     let day_of_era = days.rem_euclid(146_097);
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;

@@ -133,11 +133,13 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// All that is in a place, without the files of segments before `since`.
-    pub(super) fn of(place: &Place, since: u64) -> Result<Self, CaptureError> {
+    /// All that is in a place, without the files of segments before `since`, and without those of days before that of
+    /// `from`, µs since the Unix epoch.
+    pub(super) fn of(place: &Place, since: u64, from: Option<i64>) -> Result<Self, CaptureError> {
         place.require()?;
+        let first = from.map(layout::date_of);
         for _ in 0..TRIES {
-            if let Some(listing) = Self::once(place, since)? {
+            if let Some(listing) = Self::once(place, since, first.as_deref())? {
                 return Ok(listing);
             }
         }
@@ -145,7 +147,7 @@ impl Listing {
         Err(CaptureError::corrupt(place.dir(), reason))
     }
 
-    fn once(place: &Place, since: u64) -> Result<Option<Self>, CaptureError> {
+    fn once(place: &Place, since: u64, first: Option<&str>) -> Result<Option<Self>, CaptureError> {
         let dir = place.dir();
         let mut open: HashSet<SegmentName> = HashSet::new();
         let mut segments = vec![];
@@ -160,8 +162,9 @@ impl Listing {
                 Err(error) => return Err(CaptureError::io("open", &path)(error)),
             }
         }
+        let is_wanted = |date: &String| first.is_none_or(|first| date.as_str() >= first);
         let mut days: BTreeMap<String, Vec<ListedFile>> = BTreeMap::new();
-        for date in layout::days(dir)? {
+        for date in layout::days(dir)?.into_iter().filter(is_wanted) {
             let folder = layout::day_folder(dir, &date);
             let Some(mark) = Mark::share(&folder)?.map(Arc::new) else {
                 continue;
@@ -171,10 +174,12 @@ impl Listing {
             }
         }
         // After the folder, from which files go only once they are there.
-        for file in place.remote().map_or(Ok(vec![]), remote_files)? {
-            let day = days.entry(file.date.clone()).or_default();
-            if !day.iter().any(|local| local.stem() == file.stem()) {
-                day.push(file);
+        if let Some(remote) = place.remote() {
+            for date in remote.days()?.into_iter().filter(is_wanted) {
+                let day = days.entry(date.clone()).or_default();
+                let here: HashSet<String> = day.iter().map(|file| file.stem().to_owned()).collect();
+                let files = remote_day(remote, &date)?.into_iter();
+                day.extend(files.filter(|file| !here.contains(file.stem())));
             }
         }
         let mut files = vec![];
@@ -204,16 +209,7 @@ impl Listing {
     }
 }
 
-/// The Parquet files of all days of a bucket.
-fn remote_files(remote: &Remote) -> Result<Vec<ListedFile>, CaptureError> {
-    let mut files = vec![];
-    for date in remote.days()? {
-        files.extend(remote_day(remote, &date)?);
-    }
-    Ok(files)
-}
-
-/// Those of one day.
+/// The Parquet files of a day of a bucket.
 pub(super) fn remote_day(remote: &Remote, date: &str) -> Result<Vec<ListedFile>, CaptureError> {
     let objects = remote.objects(date)?.into_iter();
     let files = objects.filter(|object| object.name.ends_with(".parquet") && !object.name.contains('/'));

@@ -18,13 +18,14 @@ use serde::Serialize;
 use super::compact::{DayFile, memory_bytes};
 use super::error::CaptureError;
 use super::frame;
-use super::layout::{self, DayFileName, SegmentName, sync_folder};
+use super::layout::{self, DayFileName, SegmentName};
 use super::lock::Lock;
 use super::mark::Mark;
 use super::parquet_calls::{self, ParquetCalls};
 use super::payload;
 use super::reader::{Query, SegmentCalls};
-use super::summed::{self, Sum};
+use super::storage::{Files, Storage};
+use super::summed::{self, Sum, Summed};
 use super::{columns, recovery};
 use crate::record::{Call, CallId, SessionId};
 
@@ -51,15 +52,23 @@ pub struct CompactedDay {
 /// # Errors
 /// A writer has the folder, or it cannot be read or written. What was done before stays done.
 pub fn compact_days(dir: &Path, tell: &mut dyn FnMut(CompactedDay)) -> Result<(), CaptureError> {
+    compact_on(&Files::default(), dir, tell)
+}
+
+pub(super) fn compact_on(
+    storage: &dyn Storage,
+    dir: &Path,
+    tell: &mut dyn FnMut(CompactedDay),
+) -> Result<(), CaptureError> {
     if !dir.is_dir() {
         return Err(CaptureError::NoFolder { dir: dir.to_owned() });
     }
     let _lock = Lock::take(dir)?;
-    recovery::remove_temporary(dir)?;
+    recovery::remove_temporary(storage, dir)?;
     for date in layout::days(dir)? {
         let mut day = CompactedDay { date: date.clone(), ..CompactedDay::default() };
         (day.files_before, day.bytes_before) = size(dir, &date)?;
-        compact_day(dir, &date, TARGET_BYTES, &mut day.left)?;
+        compact_day(storage, dir, &date, TARGET_BYTES, &mut day.left)?;
         (day.files_after, day.bytes_after) = size(dir, &date)?;
         if day.files_before > 1 || !day.left.is_empty() {
             tell(day);
@@ -77,9 +86,15 @@ fn size(dir: &Path, date: &str) -> Result<(usize, u64), CaptureError> {
     Ok((files.len(), bytes.map_err(CaptureError::io("read", &folder))?))
 }
 
-fn compact_day(dir: &Path, date: &str, target: u64, left: &mut Vec<String>) -> Result<(), CaptureError> {
+fn compact_day(
+    storage: &dyn Storage,
+    dir: &Path,
+    date: &str,
+    target: u64,
+    left: &mut Vec<String>,
+) -> Result<(), CaptureError> {
     let folder = layout::day_folder(dir, date);
-    if !delete_replaced(&folder, left)? {
+    if !delete_replaced(storage, &folder, left)? {
         return Ok(());
     }
     let mut groups: Vec<(Vec<Source>, u64)> = vec![];
@@ -113,10 +128,10 @@ fn compact_day(dir: &Path, date: &str, target: u64, left: &mut Vec<String>) -> R
     }
     for (group, _) in groups.into_iter().filter(|(group, _)| group.len() > 1) {
         let reading = Mark::share(&folder)?;
-        let merged = write_merged(dir, date, &group, RUN_BYTES)?;
-        merged.publish(dir)?;
+        let merged = write_merged(storage, dir, date, &group, RUN_BYTES)?;
+        merged.publish(storage, dir)?;
         drop(reading);
-        delete_replaced(&folder, left)?;
+        delete_replaced(storage, &folder, left)?;
     }
     Ok(())
 }
@@ -142,7 +157,11 @@ pub(super) fn sound(path: &Path, is_merged: bool) -> Result<(), String> {
 
 /// Deletes the files whose calls are in a merged one; false if they have to stay: somebody reads the day, or the merged
 /// one is not what was written. One of which all sources are there is deleted itself then.
-fn delete_replaced(folder: &Path, left: &mut Vec<String>) -> Result<bool, CaptureError> {
+fn delete_replaced(
+    storage: &dyn Storage,
+    folder: &Path,
+    left: &mut Vec<String>,
+) -> Result<bool, CaptureError> {
     let mut replaced = vec![];
     let mut is_whole = true;
     for (path, name) in layout::day_files(folder)? {
@@ -177,9 +196,9 @@ fn delete_replaced(folder: &Path, left: &mut Vec<String>) -> Result<bool, Captur
         return Ok(false);
     };
     for path in replaced {
-        fs::remove_file(&path).map_err(CaptureError::io("delete", &path))?;
+        storage.remove(&path).map_err(CaptureError::io("delete", &path))?;
     }
-    sync_folder(folder).map_err(CaptureError::io("sync", folder))?;
+    storage.sync_folder(folder).map_err(CaptureError::io("sync", folder))?;
     Ok(is_whole)
 }
 
@@ -197,16 +216,17 @@ struct Merged {
 
 impl Merged {
     /// From here on it counts, and the files that it replaces do not.
-    fn publish(self, dir: &Path) -> Result<(), CaptureError> {
-        self.file.finish(dir, &self.path)?;
+    fn publish(self, storage: &dyn Storage, dir: &Path) -> Result<(), CaptureError> {
+        self.file.finish(storage, dir, &self.path)?;
         for run in &self.runs {
-            fs::remove_file(run).map_err(CaptureError::io("delete", run))?;
+            storage.remove(run).map_err(CaptureError::io("delete", run))?;
         }
         Ok(())
     }
 }
 
 fn write_merged(
+    storage: &dyn Storage,
     dir: &Path,
     date: &str,
     sources: &[Source],
@@ -215,8 +235,18 @@ fn write_merged(
     let salt = uuid::Uuid::new_v4().into_bytes();
     let number = sources.iter().map(|source| source.name.number).max().unwrap_or(0);
     let name = SegmentName { number, salt: std::array::from_fn(|i| salt[i] ^ salt[i + 8]) };
-    let mut sorter =
-        Sorter { dir, date, name, pending: vec![], bytes: 0, run_bytes, runs: vec![], rows: 0, doubled: 0 };
+    let mut sorter = Sorter {
+        storage,
+        dir,
+        date,
+        name,
+        pending: vec![],
+        bytes: 0,
+        run_bytes,
+        runs: vec![],
+        rows: 0,
+        doubled: 0,
+    };
     let mut rows = 0;
     for Source { path, .. } in sources {
         let corrupt = |reason: String| CaptureError::corrupt(path, reason);
@@ -232,7 +262,7 @@ fn write_merged(
         return Err(CaptureError::corrupt(&layout::day_folder(dir, date), reason));
     }
     let temporary = name.temporary_path(dir, date);
-    let mut file = DayFile::create(temporary)?;
+    let mut file = DayFile::create(storage, temporary)?;
     let stems = sources.iter().filter_map(|source| source.path.file_stem()?.to_str());
     file.say(columns::REPLACES_KEY, stems.collect::<Vec<_>>().join(","));
     let mut runs = vec![];
@@ -250,6 +280,7 @@ fn write_merged(
 
 /// Sorts calls in parts that fit into memory.
 struct Sorter<'a> {
+    storage: &'a dyn Storage,
     dir: &'a Path,
     date: &'a str,
     name: SegmentName,
@@ -281,7 +312,7 @@ impl Sorter<'_> {
         self.doubled += (rows - self.pending.len()) as u64;
         let path = self.name.run_path(self.dir, self.date, self.runs.len());
         let failed = || CaptureError::io("write", &path);
-        let file = File::create(&path).map_err(failed())?;
+        let file = Summed::new(self.storage.create(&path).map_err(failed())?);
         let mut file = BufWriter::with_capacity(1 << 20, file);
         let salt = self.name.salt;
         file.write_all(&frame::header(salt)).map_err(failed())?;

@@ -18,6 +18,7 @@
 //! - A file called `*.parquet` is whole: it is written aside, synced and renamed. Its segment is deleted after; one with
 //!   damage is set aside.
 //! - Nothing unacknowledged stays behind acknowledged calls: a failed commit is taken back.
+//! - What a call has in common with an earlier one is stored once ([`history`]); readers give whole calls.
 //! - One writer a folder. Readers may run beside it, and mark the days that they read ([`mark`]): no file goes away
 //!   under them. Merged files replace others all at once ([`merge`]).
 
@@ -32,6 +33,7 @@ mod error;
 mod filter;
 mod follow;
 mod frame;
+mod history;
 mod journal;
 mod layout;
 mod listing;
@@ -45,8 +47,9 @@ mod prune;
 mod reader;
 mod recovery;
 mod remote;
-mod rows;
+mod room;
 mod spill;
+mod storage;
 mod summed;
 mod uploader;
 mod verify;
@@ -62,6 +65,7 @@ pub use place::Place;
 pub use prune::{Pruned, prune};
 pub use reader::{Query, Reader};
 pub use recovery::{Recovery, TornTail};
+pub use room::Limits;
 pub use spill::{SLOT_BYTES, Slot, Spill};
 pub use uploader::Uploader;
 pub use verify::{Finding, Verified, Watch, verify};

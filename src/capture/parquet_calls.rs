@@ -70,8 +70,7 @@ impl ParquetCalls {
             };
             let batch = batch.map_err(|error| corrupt(error.to_string()))?;
             let calls = decode::calls(&batch).map_err(corrupt)?;
-            self.ready = calls.into_iter().filter(|call| self.query.wants(call)).collect();
-            self.ready.iter_mut().for_each(|call| self.query.strip(call));
+            self.ready = calls.into_iter().filter(|call| self.query.may_want(call)).collect();
         }
         Ok(true)
     }
@@ -117,7 +116,8 @@ fn plan(
     let uses = |names: &[&str]| query.filter.as_ref().is_some_and(|filter| filter.uses(names));
     let leaves = schema.columns().iter().enumerate().filter(|(_, column)| {
         let name = column.path().parts().first().map_or("", String::as_str);
-        let is_body = query.without_bodies && columns::BODIES.contains(&name) && !uses(&[name]);
+        let is_body = columns::BODIES.contains(&name) || columns::SPLICES.contains(&name);
+        let is_body = query.without_bodies && is_body && !uses(&columns::BODIES) && !uses(&columns::SPLICES);
         let is_routing = query.without_routing && name == columns::ROUTING && !uses(&columns::ROUTINGS);
         !is_body && !is_routing
     });

@@ -1,15 +1,19 @@
 //! One `append`'s calls as the bytes of one journal frame, and back.
 //!
 //! A record is the call as JSON without its per-token lists, its routing and its bodies, then those: numbers as raw
-//! little-endian ones, bodies as their text. All of it goes in and out at memory speed, and nothing is parsed twice.
+//! little-endian ones, bodies as their text, compressed where that makes them smaller: the events of a stream are a
+//! tenth of themselves then. Nothing is parsed twice.
+
+use std::cell::RefCell;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::record::{Call, JsonText, Routing, RoutingBase, RoutingShape, SinkError};
+use crate::record::{Call, ChoiceId, JsonText, Routing, RoutingShape, SinkError};
 
-/// Version of this encoding, in each frame. 1 had no routing, and 2 the bodies within the JSON; they are read as well.
-const ENCODING: u8 = 3;
+/// Version of this encoding, in each frame. 1 had no routing, 2 the bodies within the JSON, 3 no compressed ones, and
+/// nothing was left out of their calls; they are read as well.
+const ENCODING: u8 = 4;
 
 /// What a record has behind its JSON, and how long it is.
 #[derive(Serialize, Deserialize)]
@@ -20,10 +24,13 @@ struct Lists {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     routing: Option<RoutingShape>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    routing_base: Option<RoutingBase>,
+    routing_base: Option<ChoiceId>,
     /// Bytes of `client_request`, `upstream_request` and `response`.
     #[serde(default)]
     bodies: [Option<u32>; 3],
+    /// Bytes of those of them that are compressed, as they lie here.
+    #[serde(default)]
+    packed: [Option<u32>; 3],
 }
 
 #[derive(Serialize)]
@@ -40,6 +47,34 @@ struct OwnedHead {
 
 /// A body this long is a part of its own, not copied.
 pub(super) const LONG: usize = 64 << 10;
+
+/// A body this long is compressed.
+const PACKED: usize = 1 << 10;
+
+/// So are the JSON and the lists together.
+const PACKED_LISTS: usize = 4 << 10;
+
+/// Three numbers begin a record: bytes of its JSON, of that and its lists, and of both compressed (0: they are not).
+const RECORD_HEAD: usize = 12;
+
+thread_local! {
+    static PACKER: RefCell<Option<zstd::bulk::Compressor<'static>>> = const { RefCell::new(None) };
+    static UNPACKER: RefCell<zstd::bulk::Decompressor<'static>> = RefCell::default();
+}
+
+/// The bytes compressed, if they are so many; `None` if that is hardly worth it.
+fn pack(bytes: &[u8], least: usize) -> Option<Vec<u8>> {
+    if bytes.len() < least {
+        return None;
+    }
+    PACKER.with_borrow_mut(|packer| {
+        if packer.is_none() {
+            *packer = zstd::bulk::Compressor::new(1).ok();
+        }
+        let packed = packer.as_mut()?.compress(bytes).ok()?;
+        (packed.len() < bytes.len() / 4 * 3).then_some(packed)
+    })
+}
 
 /// The calls of one append, encoded: the parts in their order are the bytes of a frame.
 #[derive(Debug, Default)]
@@ -75,9 +110,10 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Payload, SinkError> {
         let logprobs = call.completion_logprobs.take();
         let routing = call.routing.take();
         let bodies = [call.client_request.take(), call.upstream_request.take(), call.response.take()];
-        let body_bytes = |body: &Option<JsonText>| {
-            body.as_ref().map(|body| length(body.bytes().len(), &call, "body")).transpose()
-        };
+        let bodies = bodies.map(|body| body.map(|body| body.bytes().clone()));
+        let packed = [0, 1, 2].map(|at: usize| Some(Bytes::from(pack(bodies[at].as_ref()?, PACKED)?)));
+        let body_bytes =
+            |body: &Option<Bytes>| body.as_ref().map(|body| length(body.len(), &call, "body")).transpose();
         let lists = Lists {
             prompt: prompt.as_ref().map(|ids| length(ids.len(), &call, "list")).transpose()?,
             completion: completion.as_ref().map(|ids| length(ids.len(), &call, "list")).transpose()?,
@@ -85,14 +121,15 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Payload, SinkError> {
             routing: routing.as_ref().map(|routing| *routing.shape()),
             routing_base: routing.as_ref().and_then(Routing::base),
             bodies: [body_bytes(&bodies[0])?, body_bytes(&bodies[1])?, body_bytes(&bodies[2])?],
+            packed: [body_bytes(&packed[0])?, body_bytes(&packed[1])?, body_bytes(&packed[2])?],
         };
         let refused = |reason: String| SinkError::Refused { call_id: call.call_id.to_string(), reason };
         let at = out.len();
-        out.extend_from_slice(&[0; 4]);
+        out.extend_from_slice(&[0; RECORD_HEAD]);
+        let head = at + RECORD_HEAD;
         serde_json::to_writer(&mut out, &Head { lists, call: &call })
             .map_err(|error| refused(error.to_string()))?;
-        let head_len = out.len() - at - 4;
-        out[at..at + 4].copy_from_slice(&(head_len as u32).to_le_bytes());
+        let head_len = out.len() - head;
         for ids in [prompt, completion].into_iter().flatten() {
             out.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
         }
@@ -103,15 +140,25 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Payload, SinkError> {
             }
             out.extend(logprobs.iter().flat_map(|v| v.unwrap_or(0.0).to_bits().to_le_bytes()));
         }
+        let bytes = length(out.len() - head, &call, "record")?;
+        let own = pack(&out[head..], PACKED_LISTS);
+        let packed_len = own.as_ref().map_or(0, Vec::len) as u32;
+        if let Some(own) = own {
+            out.truncate(head);
+            out.extend_from_slice(&own);
+        }
+        for (number, at) in [head_len as u32, bytes, packed_len].into_iter().zip([at, at + 4, at + 8]) {
+            out[at..at + 4].copy_from_slice(&number.to_le_bytes());
+        }
         if let Some(routing) = routing {
             out.extend_from_slice(routing.data());
         }
-        for body in bodies.into_iter().flatten() {
-            if body.bytes().len() >= LONG {
+        for body in packed.into_iter().zip(bodies).filter_map(|(packed, body)| packed.or(body)) {
+            if body.len() >= LONG {
                 payload.push(std::mem::take(&mut out).into());
-                payload.push(body.bytes().clone());
+                payload.push(body);
             } else {
-                out.extend_from_slice(body.bytes());
+                out.extend_from_slice(&body);
             }
         }
         if payload.len + out.len() > super::frame::MAX_PAYLOAD {
@@ -154,18 +201,37 @@ pub(super) fn decode(payload: &Bytes) -> Result<Vec<Call>, String> {
     let mut calls = Vec::with_capacity(count.min(1024) as usize);
     for _ in 0..count {
         let head_len = rest.number()? as usize;
+        // Before 4 there was nothing but the JSON's length, and the lists were as they are.
+        let (bytes, packed) = if encoding >= 4 { (rest.number()?, rest.number()?) } else { (0, 0) };
+        let unpacked;
+        let mut own = match (encoding, packed) {
+            (..4, _) => Cursor(rest.0),
+            (_, 0) => Cursor(rest.take(bytes as usize)?),
+            _ => {
+                unpacked = unpack(rest.take(packed as usize)?, bytes as usize)?;
+                Cursor(&unpacked)
+            }
+        };
         let OwnedHead { lists, mut call } =
-            serde_json::from_slice(rest.take(head_len)?).map_err(|error| error.to_string())?;
-        call.prompt_token_ids = lists.prompt.map(|len| rest.ids(len)).transpose()?;
-        call.completion_token_ids = lists.completion.map(|len| rest.ids(len)).transpose()?;
+            serde_json::from_slice(own.take(head_len)?).map_err(|error| error.to_string())?;
+        call.prompt_token_ids = lists.prompt.map(|len| own.ids(len)).transpose()?;
+        call.completion_token_ids = lists.completion.map(|len| own.ids(len)).transpose()?;
         if let Some(len) = lists.logprobs {
-            let validity = rest.take((len as usize).div_ceil(8))?;
-            let values = rest.ids(len)?;
+            let validity = own.take((len as usize).div_ceil(8))?;
+            let values = own.ids(len)?;
             let values = values
                 .into_iter()
                 .enumerate()
                 .map(|(i, bits)| (validity[i / 8] >> (i % 8) & 1 == 1).then(|| f32::from_bits(bits)));
             call.completion_logprobs = Some(values.collect());
+        }
+        match encoding {
+            ..4 => {
+                let left = own.0.len();
+                rest.take(rest.0.len() - left)?;
+            }
+            _ if !own.0.is_empty() => return Err(format!("{} bytes too many in a record", own.0.len())),
+            _ => {}
         }
         if let Some(shape) = lists.routing {
             let bytes = shape.ids().and_then(|ids| ids.checked_mul(shape.dtype.bytes()));
@@ -174,20 +240,31 @@ pub(super) fn decode(payload: &Bytes) -> Result<Vec<Call>, String> {
             let routing = routing.map_err(|error| error.to_string())?;
             call.routing = Some(routing.based_on(lists.routing_base));
         }
-        let [client, upstream, response] = lists.bodies;
-        for (body, length) in [
-            (&mut call.client_request, client),
-            (&mut call.upstream_request, upstream),
-            (&mut call.response, response),
-        ] {
-            if let Some(length) = length {
-                let text = JsonText::of_read_bytes(payload.slice_ref(rest.take(length as usize)?));
-                *body = Some(text.map_err(|error| format!("a body: {error}"))?);
-            }
+        let bodies = [&mut call.client_request, &mut call.upstream_request, &mut call.response];
+        for ((body, length), packed) in bodies.into_iter().zip(lists.bodies).zip(lists.packed) {
+            let Some(length) = length else {
+                continue;
+            };
+            let text = match packed {
+                None => payload.slice_ref(rest.take(length as usize)?),
+                Some(packed) => unpack(rest.take(packed as usize)?, length as usize)?,
+            };
+            *body = Some(JsonText::of_read_bytes(text).map_err(|error| format!("a body: {error}"))?);
         }
         calls.push(call);
     }
     if rest.0.is_empty() { Ok(calls) } else { Err(format!("{} bytes too many", rest.0.len())) }
+}
+
+fn unpack(packed: &[u8], length: usize) -> Result<Bytes, String> {
+    // No more room than what is there can fill.
+    let said = zstd::zstd_safe::get_frame_content_size(packed).ok().flatten();
+    if said != Some(length as u64) || length > super::frame::MAX_PAYLOAD {
+        return Err(format!("what is compressed is not of {length} bytes"));
+    }
+    let text =
+        zstd::bulk::decompress(packed, length).map_err(|error| format!("what is compressed: {error}"))?;
+    if text.len() == length { Ok(text.into()) } else { Err("what is compressed ends too early".to_owned()) }
 }
 
 struct Cursor<'a>(&'a [u8]);
@@ -229,7 +306,15 @@ mod tests {
 
     #[test]
     fn long_bodies_are_neither_copied_on_their_way_in_nor_out() {
-        let body = JsonText::new(format!("\"{}\"", "x".repeat(LONG))).expect("JSON");
+        // One that is no smaller when it is compressed.
+        let mut random = 7_u64;
+        let mut next = || {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let letter = char::from(b'#' + ((random >> 40) % 92) as u8);
+            if letter == '\\' { ' ' } else { letter }
+        };
+        let text: String = (0..LONG).map(|_| next()).collect();
+        let body = JsonText::new(format!("\"{text}\"")).expect("JSON");
         let short = JsonText::new("[]").ok();
         let mut first = call();
         (first.client_request, first.upstream_request) = (Some(body.clone()), Some(body.clone()));
@@ -252,6 +337,29 @@ mod tests {
         assert!(bytes.as_ptr_range().contains(&at));
     }
 
+    #[test]
+    fn bodies_are_compressed_and_come_back_or_are_refused() {
+        let text = format!("[{}]", vec![r#"{"choices":[{"delta":{"content":"é"}}]}"#; 400].join(","));
+        let body = JsonText::new(text).expect("JSON");
+        let wanted = Call { response: Some(body.clone()), ..call() };
+        let payload = joined(vec![wanted.clone()]);
+        assert!(payload.len() < body.bytes().len() / 8, "{}", payload.len());
+        let found = read(&payload).expect("whole");
+        assert_eq!(found[0].response, wanted.response);
+        for cut in 0..payload.len() {
+            assert!(read(&payload[..cut]).is_err(), "{cut}");
+        }
+        let head = String::from_utf8_lossy(&payload).into_owned();
+        let length = format!("[null,null,{}]", body.bytes().len());
+        assert!(head.contains(&length));
+        for other in [body.bytes().len() + 1, body.bytes().len() - 1] {
+            let at = payload.windows(length.len()).position(|part| part == length.as_bytes()).expect("there");
+            let mut bad = payload.clone();
+            bad[at..at + length.len()].copy_from_slice(format!("[null,null,{other}]").as_bytes());
+            assert!(read(&bad).is_err(), "{other}");
+        }
+    }
+
     fn routed() -> Call {
         let shape = RoutingShape {
             start: 0,
@@ -266,31 +374,48 @@ mod tests {
     }
 
     #[test]
-    fn journals_from_before_there_was_routing_are_read_and_newer_ones_refused() {
+    fn journals_of_older_legos_are_read_and_newer_ones_refused() {
         let mut payload = joined(vec![call()]);
-        for (encoding, is_read) in [(0, false), (1, true), (2, true), (3, true), (4, false)] {
+        for encoding in [0, ENCODING + 1] {
             payload[0] = encoding;
-            assert_eq!(read(&payload).is_ok(), is_read, "{encoding}");
+            assert!(read(&payload).is_err(), "{encoding}");
         }
+        let older = |encoding: u8, head: serde_json::Value, rest: &[u8]| {
+            let head = head.to_string().replace(r#"{"a":1.0}"#, r#"{"a": 1.0}"#);
+            let mut payload = vec![encoding];
+            push_len(&mut payload, 2);
+            for _ in 0..2 {
+                push_len(&mut payload, head.len());
+                payload.extend_from_slice(head.as_bytes());
+                payload.extend_from_slice(rest);
+            }
+            payload
+        };
+        let ids = [7, 0, 0, 0, 8, 0, 0, 0];
+        let bare =
+            Call { prompt_token_ids: None, completion_token_ids: None, completion_logprobs: None, ..call() };
+        // As 3 was: lists as they are, and bodies behind them.
+        let head = serde_json::json!({
+            "lists": {"prompt": null, "completion": 2, "logprobs": null, "bodies": [10, null, null]}, "call": bare,
+        });
+        let payload = older(3, head, &[&ids[..], br#"{"a": 1.0}"#].concat());
+        let found = read(&payload).expect("older records");
+        for call in &found {
+            assert_eq!(call.client_request.as_ref().map(JsonText::get), Some(r#"{"a": 1.0}"#));
+            assert_eq!(call.completion_token_ids, Some(vec![7, 8]));
+        }
+        assert_eq!(found.len(), 2);
         // As 2 was: bodies in the JSON, and no word about where else they are.
         let head = serde_json::json!({
             "lists": {"prompt": null, "completion": 2, "logprobs": null},
-            "call": Call {
-                client_request: JsonText::new(r#"{"a": 1.0}"#).ok(),
-                prompt_token_ids: None,
-                completion_token_ids: None,
-                completion_logprobs: None,
-                ..call()
-            },
+            "call": Call { client_request: JsonText::new(r#"{"a": 1.0}"#).ok(), ..bare },
         });
-        let head = head.to_string().replace(r#"{"a":1.0}"#, r#"{"a": 1.0}"#);
-        let mut payload = vec![2, 1, 0, 0, 0];
-        push_len(&mut payload, head.len());
-        payload.extend_from_slice(head.as_bytes());
-        payload.extend_from_slice(&[7, 0, 0, 0, 8, 0, 0, 0]);
-        let read = read(&payload).expect("an older record").remove(0);
-        assert_eq!(read.client_request.as_ref().map(JsonText::get), Some(r#"{"a": 1.0}"#));
-        assert_eq!(read.completion_token_ids, Some(vec![7, 8]));
+        for encoding in [1, 2] {
+            for call in read(&older(encoding, head.clone(), &ids)).expect("older records") {
+                assert_eq!(call.client_request.as_ref().map(JsonText::get), Some(r#"{"a": 1.0}"#));
+                assert_eq!(call.completion_token_ids, Some(vec![7, 8]));
+            }
+        }
     }
 
     #[test]

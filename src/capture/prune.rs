@@ -1,13 +1,14 @@
 //! Old days away, whole.
 //!
-//! A day goes only if nothing that stays needs it: no call of a day that is kept, or of the journal, goes on from expert
-//! routing that lies in it. Where that cannot be known the day stays, and the reason is told. A day is renamed before it
-//! is deleted, so that a crash leaves no half of a day to readers. Objects cannot be renamed: of a day in object storage
-//! some calls may be left, which the next `prune` removes.
+//! A day goes only if nothing that stays needs it: no call of a day that is kept goes on from expert routing that lies in
+//! it, and none of the journal from that or from a part of its history. Where that cannot be known the day stays, and the
+//! reason is told. A day is renamed before it is deleted, so that a crash leaves no half of a day to readers. Objects
+//! cannot be renamed: of a day in object storage some calls may be left, which the next `prune` removes.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
@@ -157,7 +158,10 @@ impl Work<'_> {
                 Err(error) => return Err(error),
             };
             for call in calls {
-                self.needed.extend(call?.routing.as_ref().and_then(Routing::base).map(|base| base.call_id));
+                let call = call?;
+                let rows = call.routing.as_ref().and_then(Routing::base);
+                let history = call.shared.as_ref().and_then(|shared| shared.base);
+                self.needed.extend([rows, history].into_iter().flatten().map(|base| base.call_id));
             }
         }
         Ok(())
@@ -208,7 +212,7 @@ impl Work<'_> {
             let tell = &mut |id: &str, _: Option<&str>, is_routed| {
                 *has_routing |= is_routed;
                 if id.parse::<CallId>().is_ok_and(|id| needed.contains(&id)) && reason.is_none() {
-                    reason = Some(format!("calls that stay go on from routing in it, of call {id}"));
+                    reason = Some(format!("calls that stay go on from call {id} in it"));
                 }
             };
             let read = file.look(|stored| parquet_calls::bases(stored, tell))?;
@@ -219,6 +223,11 @@ impl Work<'_> {
         }
         if let Some(reason) = reason {
             return Ok(Some((reason, false)));
+        }
+        let yesterday = now_us().saturating_sub(layout::DAY_US);
+        if let Some(pid) = self.writer.as_ref().filter(|_| day.pruned.date >= date_of(yesterday)) {
+            let reason = format!("process {pid} writes, and calls received on that day may still run");
+            return Ok(Some((reason, true)));
         }
         if let Some(pid) = self.writer.as_ref().filter(|_| day.has_routing) {
             let reason = format!(
@@ -257,6 +266,11 @@ impl Work<'_> {
         fs::remove_dir_all(&aside).map_err(CaptureError::io("delete", &aside))?;
         Ok(None)
     }
+}
+
+fn now_us() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.ok().and_then(|since| i64::try_from(since.as_micros()).ok()).unwrap_or(0)
 }
 
 /// The day on which a call's id was made; `None` if the id does not tell.

@@ -10,12 +10,12 @@ use super::ahead::{self, Calls};
 use super::error::CaptureError;
 use super::filter::Filter;
 use super::frame::{self, Frames, HEADER_LEN, Step};
+use super::history::{Joiner, Parts};
 use super::layout;
 use super::listing::{ListedFile, Listing};
 use super::payload;
 use super::place::Place;
-use super::rows::{self, Joiner};
-use crate::record::{Call, CallId, Routing, RoutingBase, SessionId, TrialId};
+use crate::record::{Call, CallId, SessionId, TrialId};
 
 /// Which calls to read, and how much of each. Default: all of everything.
 #[derive(Debug, Clone, Default)]
@@ -26,12 +26,17 @@ pub struct Query {
     pub trial_id: Option<TrialId>,
     /// Only this call.
     pub call_id: Option<CallId>,
+    /// Only calls received then or later, µs since the Unix epoch. Of earlier days only the rows of routing are
+    /// read that such calls go on from.
+    pub since: Option<i64>,
     /// Only calls for which this is true.
     pub filter: Option<Filter>,
     /// Leave `client_request`, `upstream_request` and `response` null: what training needs is far smaller.
     pub without_bodies: bool,
     /// Leave expert routing out.
     pub without_routing: bool,
+    /// Leave out what an earlier call has, as the store does ([`Call::shared`]).
+    pub as_stored: bool,
 }
 
 impl Query {
@@ -41,15 +46,17 @@ impl Query {
         Self { session_id: Some(session_id), ..Self::default() }
     }
 
-    pub(super) fn wants(&self, call: &Call) -> bool {
+    /// Whether a call as it lies in the store may be wanted: a filter on bodies has to see them whole.
+    pub(super) fn may_want(&self, call: &Call) -> bool {
         self.session_id.as_ref().is_none_or(|id| *id == call.session_id)
             && self.trial_id.as_ref().is_none_or(|id| Some(id) == call.trial_id.as_ref())
             && self.call_id.is_none_or(|id| id == call.call_id)
-            && self.filter.as_ref().is_none_or(|filter| filter.matches(call))
+            && self.since.is_none_or(|since| call.received_at >= since)
+            && self.filter.as_ref().is_none_or(|filter| filter.uses_bodies() || filter.matches(call))
     }
 
     /// Takes away from a call that is wanted what is not wanted of it.
-    pub(super) fn strip(&self, call: &mut Call) {
+    fn strip(&self, call: &mut Call) {
         if self.without_bodies {
             call.client_request = None;
             call.upstream_request = None;
@@ -63,13 +70,11 @@ impl Query {
 
 /// The calls of a capture folder: an iterator over `Result<Call, CaptureError>`, oldest file first.
 ///
-/// Memory: one row group's columns, or one journal frame, and up to 256 MiB of expert routing for the calls that follow,
-/// whatever the folder's size.
+/// Memory: one row group's columns, or one journal frame, and up to 256 MiB of what later calls may go on from, whatever
+/// the folder's size.
 pub struct Reader {
-    dir: Place,
     query: Query,
-    /// Puts back the rows of expert routing that a call shares with an earlier one; `None`: as they lie in the store.
-    rows: Option<Joiner>,
+    whole: Whole,
     files: VecDeque<ListedFile>,
     segments: VecDeque<SegmentCalls>,
     current: Option<(Calls, ListedFile)>,
@@ -85,46 +90,21 @@ impl Reader {
     /// The folder is missing or cannot be listed.
     pub fn open(dir: impl Into<Place>, query: Query) -> Result<Self, CaptureError> {
         let reader = Self::open_since(&dir.into(), query, 0)?;
-        reader.dir.expect_some(reader.files.is_empty() && reader.segments.is_empty())?;
+        reader.whole.dir.expect_some(reader.files.is_empty() && reader.segments.is_empty())?;
         Ok(reader)
-    }
-
-    /// As [`Reader::open`]; calls come as they lie in the store, without rows of routing that others have.
-    pub(super) fn open_stored(dir: &Place, query: Query) -> Result<Self, CaptureError> {
-        Ok(Self { rows: None, ..Self::open(dir, query)? })
     }
 
     /// As [`Reader::open`], without the files of segments before `since`.
     pub(super) fn open_since(dir: &Place, query: Query, since: u64) -> Result<Self, CaptureError> {
-        let Listing { segments, files } = Listing::of(dir, since)?;
+        let Listing { segments, files } = Listing::of(dir, since, query.since)?;
         let segments = segments.into_iter().map(|open| SegmentCalls::of(open.path, open.file, None));
         let segments = segments.collect::<Result<_, _>>()?;
         let aside = |path: &PathBuf| {
             format!("{}: damaged, and set aside: not all of it could be read", path.display())
         };
         let skipped = layout::damaged(dir.dir())?.iter().map(aside).collect();
-        let rows = (!query.without_routing).then(Joiner::default);
-        let (dir, files, current) = (dir.clone(), files.into(), None);
-        Ok(Self { dir, query, rows, files, segments, current, skipped, damaged_bytes: 0, lost_bytes: 0 })
-    }
-
-    /// The rows of a session's calls as they lie in the store, but for what is damaged: who reads those calls is told.
-    pub(super) fn stored_rows(
-        dir: &Place,
-        session_id: &SessionId,
-    ) -> Result<Vec<(RoutingBase, Routing)>, CaptureError> {
-        let query = Query { without_bodies: true, ..Query::session(session_id.clone()) };
-        let calls = Self::open_stored(dir, query)?;
-        let mut rows = Vec::new();
-        for call in calls {
-            match call {
-                Ok(mut call) => rows.extend(call.routing.take().map(|routing| (rows::name(&call), routing))),
-                Err(error) => {
-                    tracing::warn!(%error, session = %session_id, "calls may lack rows of expert routing")
-                }
-            }
-        }
-        Ok(rows)
+        let (whole, files, current) = (Whole::new(dir, &query), files.into(), None);
+        Ok(Self { query, whole, files, segments, current, skipped, damaged_bytes: 0, lost_bytes: 0 })
     }
 
     /// Files that were left out so far, each with the reason: empty, unreadable or foreign Parquet files, and damaged
@@ -177,13 +157,8 @@ impl Reader {
         loop {
             let segment = self.segments.front_mut()?;
             match segment.next() {
-                Some(Ok(mut call)) => {
-                    if !self.query.wants(&call) {
-                        continue;
-                    }
-                    self.query.strip(&mut call);
-                    return Some(Ok(call));
-                }
+                Some(Ok(call)) if !self.query.may_want(&call) => {}
+                Some(Ok(call)) => return Some(Ok(call)),
                 Some(Err(error)) => return Some(Err(error)),
                 None => {
                     self.damaged_bytes += segment.damaged_bytes;
@@ -199,14 +174,73 @@ impl Iterator for Reader {
     type Item = Result<Call, CaptureError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let mut next = self.next_from_parquet().or_else(|| self.next_from_journal())?;
-        if let (Some(rows), Ok(call)) = (&mut self.rows, &mut next)
-            && let Err(error) = rows.join(call, |session| Self::stored_rows(&self.dir, session))
-        {
-            return Some(Err(error));
+        loop {
+            let next = self.next_from_parquet().or_else(|| self.next_from_journal())?;
+            match next.and_then(|call| self.whole.make(call)) {
+                Ok(None) => {}
+                Ok(Some(call)) => return Some(Ok(call)),
+                Err(error) => return Some(Err(error)),
+            }
         }
-        Some(next)
     }
+}
+
+/// Makes of calls as they lie in the store what a query asks for.
+pub(super) struct Whole {
+    dir: Place,
+    query: Query,
+    joiner: Joiner,
+}
+
+impl Whole {
+    pub(super) fn new(dir: &Place, query: &Query) -> Self {
+        let uses_bodies = query.filter.as_ref().is_some_and(Filter::uses_bodies);
+        let parts = Parts {
+            ids: !query.as_stored,
+            bodies: !(query.as_stored || query.without_bodies) || uses_bodies,
+            routing: !(query.as_stored || query.without_routing),
+        };
+        Self { dir: dir.clone(), query: query.clone(), joiner: Joiner::new(parts) }
+    }
+
+    /// `None`: the call is not wanted.
+    pub(super) fn make(&mut self, mut call: Call) -> Result<Option<Call>, CaptureError> {
+        let read = |session: &SessionId| stored(&self.dir, session, &self.query);
+        if let Some(filter) = self.query.filter.as_ref().filter(|filter| filter.uses_bodies())
+            && !filter.matches(&self.joiner.with_bodies(&call, read)?)
+        {
+            return Ok(None);
+        }
+        if !self.query.as_stored {
+            self.joiner.join(&mut call, read)?;
+        }
+        self.query.strip(&mut call);
+        Ok(Some(call))
+    }
+}
+
+/// All calls of a session as they lie in the store, but for what is damaged: who reads those calls is told. Of each is read
+/// what `query` reads.
+pub(super) fn stored(dir: &Place, session_id: &SessionId, query: &Query) -> Result<Vec<Call>, CaptureError> {
+    let without_bodies = query.without_bodies && !query.filter.as_ref().is_some_and(Filter::uses_bodies);
+    let session = Query {
+        without_bodies,
+        without_routing: query.without_routing,
+        as_stored: true,
+        ..Query::session(session_id.clone())
+    };
+    let mut calls = Vec::new();
+    for call in Reader::open(dir, session)? {
+        match call {
+            Ok(call) => calls.push(call),
+            // What cannot be reached is not damaged.
+            Err(error @ CaptureError::Remote { .. }) => return Err(error),
+            Err(error) => {
+                tracing::warn!(%error, session = %session_id, "calls may lack what others have of them");
+            }
+        }
+    }
+    Ok(calls)
 }
 
 /// The calls of one journal segment, up to the last whole frame. A call written twice comes once.

@@ -1,13 +1,14 @@
 //! What an earlier writer left: cuts torn tails, removes leftovers, and says what it did.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufReader, Read};
+use std::fs::{self, File};
+use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use super::error::CaptureError;
 use super::frame::{self, Frames, HEADER_LEN, Step};
 use super::journal::Sealed;
 use super::layout::{self, SegmentName};
+use super::storage::Storage;
 
 /// What [`super::Writer::open`] found in the folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -36,12 +37,12 @@ pub struct TornTail {
 }
 
 /// Makes the folder ready for a new writer. Returns the report and the segments to be made into Parquet.
-pub(super) fn recover(dir: &Path) -> Result<(Recovery, Vec<Sealed>), CaptureError> {
-    remove_temporary(dir)?;
+pub(super) fn recover(storage: &dyn Storage, dir: &Path) -> Result<(Recovery, Vec<Sealed>), CaptureError> {
+    remove_temporary(storage, dir)?;
     let mut recovery = Recovery::default();
     let mut sealed = vec![];
     for name in layout::segments(dir)? {
-        sealed.extend(recover_segment(dir, name, &mut recovery)?);
+        sealed.extend(recover_segment(storage, dir, name, &mut recovery)?);
     }
     for tail in &recovery.torn {
         let TornTail { segment, at, bytes } = tail;
@@ -55,16 +56,17 @@ pub(super) fn recover(dir: &Path) -> Result<(Recovery, Vec<Sealed>), CaptureErro
 }
 
 /// Files in the making, which nobody makes any more.
-pub(super) fn remove_temporary(dir: &Path) -> Result<(), CaptureError> {
+pub(super) fn remove_temporary(storage: &dyn Storage, dir: &Path) -> Result<(), CaptureError> {
     let journal = layout::journal_dir(dir);
     for name in layout::file_names(&journal)?.into_iter().filter(|name| name.ends_with(".tmp")) {
         let path = journal.join(name);
-        fs::remove_file(&path).map_err(CaptureError::io("delete", &path))?;
+        storage.remove(&path).map_err(CaptureError::io("delete", &path))?;
     }
     Ok(())
 }
 
 fn recover_segment(
+    storage: &dyn Storage,
     dir: &Path,
     name: SegmentName,
     recovery: &mut Recovery,
@@ -75,7 +77,7 @@ fn recover_segment(
     let read = file.by_ref().take(HEADER_LEN as u64).read_to_end(&mut head);
     read.map_err(CaptureError::io("read", &path))?;
     let Some(salt) = frame::parse_header(&head) else {
-        return discard_headless(&path, head.len(), recovery).map(|()| None);
+        return discard_headless(storage, &path, recovery).map(|()| None);
     };
     let mut frames = Frames::new(BufReader::with_capacity(1 << 20, file), salt);
     let mut appends = 0;
@@ -86,8 +88,9 @@ fn recover_segment(
                 recovery.damaged.push(TornTail { segment: path.clone(), at, bytes });
             }
             Step::End { at, torn } => {
+                // What was written before a kill may not be on disk yet, and what is found here is relied on: drafts go.
+                storage.cut(&path, at).map_err(CaptureError::io("truncate", &path))?;
                 if torn > 0 {
-                    truncate(&path, at).map_err(CaptureError::io("truncate", &path))?;
                     recovery.torn.push(TornTail { segment: path.clone(), at, bytes: torn });
                 }
                 break at;
@@ -95,31 +98,29 @@ fn recover_segment(
         }
     };
     if appends == 0 {
-        fs::remove_file(&path).map_err(CaptureError::io("delete", &path))?;
+        storage.remove(&path).map_err(CaptureError::io("delete", &path))?;
         return Ok(None);
     }
     recovery.appends += appends;
     Ok(Some(Sealed { name, length: end }))
 }
 
-/// A header cut short is a segment that never took a record; a wrong one is kept aside for a person to see.
-fn discard_headless(path: &Path, length: usize, recovery: &mut Recovery) -> Result<(), CaptureError> {
-    if length < HEADER_LEN {
-        if length > 0 {
-            let tail = TornTail { segment: path.to_owned(), at: 0, bytes: length as u64 };
+/// A header cut short is a segment that never took a record, also where the file's length came to disk before its bytes
+/// did; a wrong one is kept aside for a person to see.
+fn discard_headless(storage: &dyn Storage, path: &Path, recovery: &mut Recovery) -> Result<(), CaptureError> {
+    let bytes = fs::read(path).map_err(CaptureError::io("read", path))?;
+    let written = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    if written < HEADER_LEN {
+        if !bytes.is_empty() {
+            let tail = TornTail { segment: path.to_owned(), at: 0, bytes: bytes.len() as u64 };
             recovery.torn.push(tail);
         }
-        return fs::remove_file(path).map_err(CaptureError::io("delete", path));
+        return storage.remove(path).map_err(CaptureError::io("delete", path));
     }
     let aside = layout::damaged_path(path);
-    fs::rename(path, &aside).map_err(CaptureError::io("rename", path))?;
+    storage.rename(path, &aside).map_err(CaptureError::io("rename", path))?;
+    metrics::counter!("lego_capture_damaged_bytes_total").increment(bytes.len() as u64);
     tracing::error!(path = %aside.display(), "not a journal segment: set aside");
     recovery.quarantined.push(aside);
     Ok(())
-}
-
-fn truncate(path: &Path, length: u64) -> io::Result<()> {
-    let file = OpenOptions::new().write(true).open(path)?;
-    file.set_len(length)?;
-    file.sync_all()
 }

@@ -211,7 +211,9 @@ mod tests {
         file.write_all_at(b"new", 0).expect("written");
         assert_eq!(fs::read_dir(&journal).expect("folder").count(), 0);
         fs::write(journal.join("spill-1.tmp"), b"").expect("written");
-        let (found, sealed) = super::super::recovery::recover(dir.path()).expect("recovered");
+        let (found, sealed) =
+            super::super::recovery::recover(&super::super::storage::Files::default(), dir.path())
+                .expect("recovered");
         assert_eq!((found, sealed.len()), (super::super::recovery::Recovery::default(), 0));
         assert_eq!(fs::read_dir(&journal).expect("folder").count(), 0);
     }

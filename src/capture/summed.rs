@@ -6,23 +6,26 @@ use std::io::{self, Read, Write};
 
 use parquet::file::metadata::KeyValue;
 
+use super::storage::Disk;
+
 /// Key of the checksum in a file's metadata: `<bytes>:<crc32c, hex>`, of its first bytes.
 const KEY: &str = "lego.crc32c";
 
 /// A file that is summed while it is written.
 pub(super) struct Summed {
-    file: File,
+    disk: Box<dyn Disk>,
     bytes: u64,
     crc: u32,
 }
 
 impl Summed {
-    pub(super) const fn new(file: File) -> Self {
-        Self { file, bytes: 0, crc: 0 }
+    pub(super) fn new(disk: Box<dyn Disk>) -> Self {
+        Self { disk, bytes: 0, crc: 0 }
     }
 
-    pub(super) fn sync_all(&self) -> io::Result<()> {
-        self.file.sync_all()
+    /// Brings what was written to disk.
+    pub(super) fn sync(&mut self) -> io::Result<()> {
+        self.disk.sync()
     }
 
     /// The checksum of what was written so far.
@@ -33,14 +36,14 @@ impl Summed {
 
 impl Write for Summed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.file.write(bytes)?;
-        self.bytes += written as u64;
-        self.crc = crc32c::crc32c_append(self.crc, &bytes[..written]);
-        Ok(written)
+        self.disk.write_at(self.bytes, bytes)?;
+        self.bytes += bytes.len() as u64;
+        self.crc = crc32c::crc32c_append(self.crc, bytes);
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
+        Ok(())
     }
 }
 

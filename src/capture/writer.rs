@@ -1,7 +1,8 @@
 //! The writer: `append` waits until its calls are on disk; a thread of its own syncs once for all who wait.
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::atomic::AtomicI64;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -10,12 +11,15 @@ use tokio::sync::{OnceCell, mpsc, oneshot};
 use super::compactor::Compactor;
 use super::drafts::{self, Drafts};
 use super::error::{CaptureError, sink_error};
-use super::journal::{self, CreateDisk, Journal, Sealed};
+use super::history::Held;
+use super::journal::{self, Journal, Sealed};
 use super::layout;
 use super::lock::Lock;
 use super::payload::{self, Payload};
 use super::place::Place;
 use super::recovery::{self, Recovery};
+use super::room::{Limits, Room};
+use super::storage::{Files, Storage, make_folder};
 use crate::record::{Call, CallId, CallSink, SinkError};
 
 /// When `append` resolves.
@@ -37,11 +41,18 @@ pub struct WriterOptions {
     pub segment_bytes: u64,
     /// So is one this old.
     pub segment_age: Duration,
+    /// What the folder may take.
+    pub limits: Limits,
 }
 
 impl Default for WriterOptions {
     fn default() -> Self {
-        Self { durability: Durability::Full, segment_bytes: 64 << 20, segment_age: Duration::from_secs(600) }
+        Self {
+            durability: Durability::Full,
+            segment_bytes: 64 << 20,
+            segment_age: Duration::from_secs(600),
+            limits: Limits::default(),
+        }
     }
 }
 
@@ -73,9 +84,11 @@ pub struct Closed {
 pub struct Writer {
     dir: PathBuf,
     recovery: Recovery,
+    room: Arc<Room>,
     queue: Mutex<Option<mpsc::Sender<Append>>>,
     thread: Mutex<Option<JoinHandle<Closed>>>,
     closed: OnceCell<Closed>,
+    held: Held,
 }
 
 impl Writer {
@@ -85,42 +98,51 @@ impl Writer {
     /// # Errors
     /// Another writer has the folder, or it cannot be read or written.
     pub fn open(place: impl Into<Place>, options: WriterOptions) -> Result<Self, CaptureError> {
-        Self::open_on(&place.into(), options, Box::new(journal::create_file))
+        let files = Files::default();
+        let bytes = Arc::clone(&files.bytes);
+        Self::open_on(&place.into(), options, Arc::new(files), bytes)
     }
 
     pub(super) fn open_on(
         place: &Place,
         options: WriterOptions,
-        create: CreateDisk,
+        storage: Arc<dyn Storage>,
+        bytes: Arc<AtomicI64>,
     ) -> Result<Self, CaptureError> {
         let dir = place.dir();
         let journal_dir = layout::journal_dir(dir);
-        std::fs::create_dir_all(&journal_dir).map_err(CaptureError::io("create", &journal_dir))?;
+        for folder in [dir, &journal_dir] {
+            make_folder(&*storage, folder).map_err(CaptureError::io("create", folder))?;
+        }
         let lock = Lock::take(dir)?;
         place.claim()?;
-        for folder in [Some(dir), dir.parent()].into_iter().flatten() {
-            if !folder.as_os_str().is_empty() {
-                layout::sync_folder(folder).map_err(CaptureError::io("sync", folder))?;
-            }
-        }
-        let (mut recovery, mut sealed) = recovery::recover(dir)?;
+        let (mut recovery, mut sealed) = recovery::recover(&*storage, dir)?;
         let (unfinished, old_drafts) = drafts::recover(place)?;
         let numbers = place.last_number()?.into_iter().chain(sealed.iter().map(|s| s.name.number));
         let next_number = numbers.max().map_or(1, |last| last + 1);
-        let mut journal = Journal::new(dir.to_owned(), options, next_number, create);
+        let mut journal = Journal::new(dir.to_owned(), options, next_number, Arc::clone(&storage));
         recovery.unfinished = unfinished.len() as u64;
-        keep(&mut journal, dir, unfinished, &old_drafts, &mut sealed)?;
-        let drafts = Drafts::new(dir, options.durability, next_number);
+        keep(&*storage, &mut journal, dir, unfinished, &old_drafts, &mut sealed)?;
+        let drafts = Drafts::new(dir, options.durability, next_number, Arc::clone(&storage));
+        let room = Arc::new(Room::new(dir, options.limits, bytes));
         let (queue, appends) = mpsc::channel(QUEUE);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()
             .map_err(CaptureError::io("start the writer of", dir))?;
-        let folder = dir.to_owned();
+        let (writing, written) = std::sync::mpsc::channel();
+        let (watched, probed) = (Arc::clone(&room), Arc::clone(&storage));
+        let watch = move || watched.watch(&*probed, &written);
+        let watch = std::thread::Builder::new().name("lego-room".to_owned()).spawn(watch);
+        let watch = watch.map_err(CaptureError::io("watch", dir))?;
+        let (folder, measured) = (dir.to_owned(), Arc::clone(&room));
         let work = move || {
-            let compactor = Compactor::start(folder.clone(), sealed);
-            let mut closed = runtime.block_on(write(journal, drafts, &folder, appends, &compactor));
+            let compactor = Compactor::start(storage, folder.clone(), sealed);
+            let mut closed =
+                runtime.block_on(write(journal, drafts, &folder, appends, &compactor, &measured));
             closed.left_in_journal = compactor.finish();
+            drop(writing);
+            let _ = watch.join();
             drop(lock);
             closed
         };
@@ -129,9 +151,11 @@ impl Writer {
         Ok(Self {
             dir: dir.to_owned(),
             recovery,
+            room,
             queue: Mutex::new(Some(queue)),
             thread: Mutex::new(Some(thread)),
             closed: OnceCell::new(),
+            held: Held::default(),
         })
     }
 
@@ -178,20 +202,39 @@ impl CallSink for Writer {
     async fn draft(&self, calls: Vec<Call>) -> Result<(), SinkError> {
         self.send(calls, true).await
     }
+
+    fn admits(&self) -> Result<(), SinkError> {
+        self.room.admits()
+    }
 }
 
 impl Writer {
-    async fn send(&self, calls: Vec<Call>, is_draft: bool) -> Result<(), SinkError> {
+    async fn send(&self, mut calls: Vec<Call>, is_draft: bool) -> Result<(), SinkError> {
         let queue = lock(&self.queue).clone().ok_or_else(|| self.closed_error())?;
         if calls.is_empty() {
             return Ok(());
         }
         let ids = calls.iter().map(|call| call.call_id).collect();
+        // A draft may stay alone.
+        let contexts = if is_draft { vec![] } else { self.held.shorten(&mut calls) };
         let payload = payload::encode(calls)?;
         let (done, committed) = oneshot::channel();
-        queue.send(Append { payload, calls: ids, is_draft, done }).await.map_err(|_| self.closed_error())?;
-        drop(queue);
-        committed.await.map_err(|_| self.closed_error())?
+        let stored = async {
+            let append = Append { payload, calls: ids, is_draft, done };
+            queue.send(append).await.map_err(|_| self.closed_error())?;
+            drop(queue);
+            committed.await.map_err(|_| self.closed_error())??;
+            self.held.hold(contexts);
+            Ok(())
+        };
+        match self.room.patience() {
+            None => stored.await,
+            // What has its place in the queue is written even so, once the disk takes it.
+            Some(patience) => {
+                let stored = tokio::time::timeout(patience, stored).await;
+                stored.unwrap_or_else(|_| Err(self.room.stalled()))
+            }
+        }
     }
 }
 
@@ -207,6 +250,7 @@ async fn write(
     dir: &Path,
     mut appends: mpsc::Receiver<Append>,
     compactor: &Compactor,
+    room: &Room,
 ) -> Closed {
     let mut closed = Closed::default();
     let mut sealed: Vec<Sealed> = vec![];
@@ -234,10 +278,12 @@ async fn write(
         if !early.is_empty() {
             let wanted: Vec<(&Payload, &[CallId])> =
                 early.iter().map(|a| (&a.payload, a.calls.as_slice())).collect();
-            tell(dir, drafts.write(&wanted), early);
+            room.begins();
+            tell(dir, room, drafts.write(&wanted), early);
         }
         if !batch.is_empty() {
             let payloads: Vec<&Payload> = batch.iter().map(|append| &append.payload).collect();
+            room.begins();
             let committed = journal.commit(&payloads, &mut sealed);
             if committed.is_ok() {
                 closed.appends += batch.len() as u64;
@@ -247,7 +293,7 @@ async fn write(
                 metrics::counter!("lego_capture_bytes_total").increment(bytes as u64);
                 drafts.settle(batch.iter().flat_map(|append| &append.calls));
             }
-            tell(dir, committed, batch);
+            tell(dir, room, committed, batch);
         }
         compactor.push(sealed.drain(..));
         // A steady stream of appends must not keep an old segment open.
@@ -261,12 +307,13 @@ async fn write(
 }
 
 /// Tells those who wait how their commit went.
-fn tell(dir: &Path, committed: std::io::Result<()>, waiting: Vec<Append>) {
+fn tell(dir: &Path, room: &Room, committed: std::io::Result<()>, waiting: Vec<Append>) {
     if let Err(error) = &committed {
         tracing::error!(dir = %dir.display(), %error, "captures could not be written");
         metrics::counter!("lego_capture_failed_commits_total").increment(1);
     }
     let committed = committed.map_err(|error| sink_error(dir, &error));
+    room.ended(committed.as_ref().copied());
     for append in waiting {
         // Whoever stopped waiting does not need the answer.
         let _ = append.done.send(committed.clone());
@@ -275,6 +322,7 @@ fn tell(dir: &Path, committed: std::io::Result<()>, waiting: Vec<Append>) {
 
 /// Makes records of the drafts of an earlier writer; then their files are not needed any more.
 fn keep(
+    storage: &dyn Storage,
     journal: &mut Journal,
     dir: &Path,
     unfinished: Vec<Call>,
@@ -288,10 +336,12 @@ fn keep(
         journal.commit(&[&payload], sealed).map_err(CaptureError::io("write to", dir))?;
     }
     for file in files {
-        std::fs::remove_file(file).map_err(CaptureError::io("delete", file))?;
+        storage.remove(file).map_err(CaptureError::io("delete", file))?;
     }
     Ok(())
 }
 
+#[cfg(test)]
+mod power;
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::net::TcpListener;
 
-use crate::capture::{Place, Uploader, Writer, WriterOptions};
+use crate::capture::{Place, Uploader, Writer};
 use crate::config::{Config, ConfigPaths, Environment, Use};
 use crate::proxy::{self, LocalTokenizers, Mode, Proxy, ProxyOptions, SessionSampling};
 use crate::run;
@@ -91,14 +91,12 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
         let (config, tokenizers) = (config.clone(), tokenizers.clone());
         tokio::task::spawn_blocking(move || run::upstreams(&config, &tokenizers)).await??
     };
-    let writer_options =
-        WriterOptions { durability: run::durability(settings.durability), ..WriterOptions::default() };
     let place = Place::named(&settings.capture_dir, settings.capture_local_dir.as_deref())?;
     let writer = {
-        let place = place.clone();
+        let (place, options) = (place.clone(), run::writer_options(settings));
         tokio::task::spawn_blocking(move || {
             place.check()?;
-            Writer::open(&place, writer_options)
+            Writer::open(&place, options)
         })
         .await??
     };

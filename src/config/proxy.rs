@@ -65,6 +65,18 @@ pub struct Proxy {
     /// With a URL in `capture_dir`: the folder of calls that are not there yet. Absent: one in the current folder that is
     /// named for the URL.
     pub capture_local_dir: Option<PathBuf>,
+    /// The log warns when the files of `capture_dir` have grown to so many bytes together. 0: never.
+    pub capture_alarm_bytes: u64,
+    /// With so many bytes in `capture_dir` no more calls are served: they get 507 until there is less
+    /// (`lego capture prune`). Calls that run then are still recorded. 0: no limit.
+    pub capture_max_bytes: u64,
+    /// With fewer bytes left on the disk of `capture_dir` no more calls are served: they get 507 until there is more.
+    /// What is left is for the records of calls that run then. On a disk of less than twenty times as many, a twentieth
+    /// of the disk. 0: until the disk is full.
+    pub capture_min_free_bytes: u64,
+    /// Longest time that a call waits for the disk to take its record, in seconds; then it fails, and further ones are
+    /// refused until the disk goes on. 0: no limit.
+    pub capture_stall_timeout_secs: u64,
     /// Find out by one tiny call, before the first of a harness, what the upstream gives: ids, ids in streams, expert
     /// routing. `false`: what a recent release gives is assumed, without routing.
     pub probe_upstream: bool,
@@ -163,6 +175,10 @@ impl Default for Proxy {
             capture_buffer_size: 256 * 1024,
             capture_dir: PathBuf::from("./captures"),
             capture_local_dir: None,
+            capture_alarm_bytes: 10 << 30,
+            capture_max_bytes: 0,
+            capture_min_free_bytes: 1 << 30,
+            capture_stall_timeout_secs: 60,
             probe_upstream: true,
             relay: Relay::Auto,
             durability: Durability::PowerLoss,

@@ -31,7 +31,7 @@ use super::rejoin::{self, Attendance};
 use super::routes::Route;
 use super::session::Session;
 use super::stop::Stop;
-use super::{Inner, Shared, failures, identify, reply, unread, whole};
+use super::{Inner, Shared, failures, identify, reply, store, unread, whole};
 use crate::config::Relay as RelayChoice;
 use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
@@ -115,6 +115,8 @@ async fn serve(
         Ok(answer) => return answer,
         Err(incoming) => incoming,
     };
+    // What could not be recorded is not sampled.
+    inner.sink.admits().map_err(|error| store::refused(&session, &error))?;
     // What a judge or a teacher is asked is no turn of the session's conversation.
     let tolerates_rewrites = inner.options.history_rewrite_tolerance
         || !route.is_policy()

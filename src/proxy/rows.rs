@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use metrics::{Counter, counter};
 
-use crate::record::{Call, IdsSource, RoutingBase, RoutingShape};
+use crate::record::{Call, ChoiceId, IdsSource, RoutingShape};
 
 /// Contexts of a session that are remembered: those of its agent, of sub-agents, of branches.
 const MAX_CONTEXTS: usize = 8;
@@ -33,7 +33,7 @@ pub(super) struct HeldRows {
 /// The rows of one context.
 #[derive(Debug)]
 pub(super) struct Context {
-    base: RoutingBase,
+    base: ChoiceId,
     /// With `start` and `rows` 0.
     shape: RoutingShape,
     ids: Vec<u32>,
@@ -52,7 +52,7 @@ impl Context {
         let rows: Vec<u64> = routing.rows().map(|row| hasher.hash_one(row)).collect();
         ids.truncate(rows.len());
         (ids.len() == rows.len() && !rows.is_empty()).then(|| Self {
-            base: RoutingBase { call_id: call.call_id, choice_index: call.choice_index },
+            base: call.choice(),
             shape: RoutingShape { start: 0, rows: 0, ..*routing.shape() },
             ids,
             rows,
@@ -172,15 +172,15 @@ mod tests {
     }
 
     /// What is stored of a call, as first row and base.
-    fn stored(held: &HeldRows, calls: &mut [Call]) -> Vec<(u32, Option<RoutingBase>)> {
+    fn stored(held: &HeldRows, calls: &mut [Call]) -> Vec<(u32, Option<ChoiceId>)> {
         let fresh = held.shorten(calls, &RowCounts::default());
         held.hold(fresh);
         let of = |call: &Call| call.routing.as_ref().map(|routing| (routing.shape().start, routing.base()));
         calls.iter().filter_map(of).collect()
     }
 
-    fn base(call: &Call) -> Option<RoutingBase> {
-        Some(RoutingBase { call_id: call.call_id, choice_index: call.choice_index })
+    fn base(call: &Call) -> Option<ChoiceId> {
+        Some(call.choice())
     }
 
     #[test]
@@ -229,7 +229,7 @@ mod tests {
         let mut local = call(&[1, 2, 3], &[4, 5], by_id);
         local.prompt_ids_source = IdsSource::LocalTokenizer;
         let mut part = call(&[1, 2, 3], &[4, 5], by_id);
-        let first = RoutingBase { call_id: part.call_id, choice_index: 0 };
+        let first = ChoiceId { call_id: part.call_id, choice_index: 0 };
         part.routing = part.routing.map(|routing| routing.without_first(1, first).based_on(None));
         assert_eq!(stored(&held, &mut [local, part]), [(0, None), (1, None)]);
     }

@@ -10,6 +10,7 @@ use super::measures::Recorded;
 use super::recorder::Records;
 use super::session::Session;
 use super::tape::Turn;
+use crate::protocol::error::{ApiError, ErrorType};
 use crate::record::{Call, SinkError};
 
 /// Appends calls, then tells the session. The tokens, and the turn to make records, are held until then.
@@ -45,6 +46,20 @@ pub(super) async fn append(
     }
     drop(tokens);
     result
+}
+
+/// A call is not served since its record would have no room: the trainer is told, as of one that was lost.
+pub(super) fn refused(session: &Session, error: &SinkError) -> ApiError {
+    session.keep(Vec::new(), Some(format!("capture: {error}")));
+    let (status, code) = match error {
+        SinkError::Full { .. } | SinkError::AtCap { .. } | SinkError::LowDisk { .. } => (507, "capture_full"),
+        SinkError::Stalled { .. } => (507, "capture_stalled"),
+        SinkError::Closed { .. } | SinkError::Refused { .. } | SinkError::Io { .. } => {
+            (503, "capture_failed")
+        }
+    };
+    let message = format!("lego does not serve this call, since it could not store it: {error}");
+    ApiError::new(status, ErrorType::Server, code, message)
 }
 
 /// A call has no record: the trainer and the log are told.

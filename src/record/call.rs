@@ -4,10 +4,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{CallId, JsonText, Routing, SessionId, TaskId, TrialId};
+use super::{CallId, ChoiceId, JsonText, Routing, SessionId, Shared, TaskId, TrialId};
 
 /// Version of the record's schema, in the files' metadata and in each row.
-pub const SCHEMA_VERSION: u16 = 1;
+///
+/// 2: calls leave out what others have ([`Shared`]).
+pub const SCHEMA_VERSION: u16 = 2;
 
 macro_rules! name_enum {
     ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
@@ -281,6 +283,9 @@ pub struct Call {
     pub trainable: bool,
     /// Empty when `trainable`.
     pub not_trainable_reasons: Vec<String>,
+    /// What the store left out. `None` in all calls but those that are read as they lie there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<Box<Shared>>,
 }
 
 /// Between whom a call runs: the client's protocol, the server, and the protocol that it is asked in.
@@ -351,7 +356,22 @@ impl Call {
             error: None,
             trainable: false,
             not_trainable_reasons: Vec::new(),
+            shared: None,
         }
+    }
+
+    /// The name of this choice among all.
+    #[must_use]
+    pub const fn choice(&self) -> ChoiceId {
+        ChoiceId { call_id: self.call_id, choice_index: self.choice_index }
+    }
+
+    /// How many ids the prompt has, those counted in that the store left out.
+    #[must_use]
+    pub fn prompt_tokens(&self) -> Option<u64> {
+        let left_out =
+            self.shared.as_ref().and_then(|shared| shared.ids).map_or(0, |ids| u64::from(ids.count));
+        self.prompt_token_ids.as_ref().map(|ids| left_out + ids.len() as u64)
     }
 
     /// The ids that the model sampled. Ids of a local tokenizer are those of the reply's text: nobody sampled them.

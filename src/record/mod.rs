@@ -15,6 +15,7 @@ mod json_text;
 mod outcome;
 mod routing;
 mod sample;
+mod shared;
 mod sink;
 
 pub use call::{
@@ -25,6 +26,7 @@ pub use disposition::Disposition;
 pub use ids::{CallId, EpisodeId, GroupId, InvalidId, PolicyVersion, SessionId, TaskId, TrialId};
 pub use json_text::JsonText;
 pub use outcome::{ExitEvidence, InfraFailure, Outcome, Termination};
-pub use routing::{InvalidRouting, Routing, RoutingBase, RoutingShape};
+pub use routing::{InvalidRouting, Routing, RoutingShape};
 pub use sample::{InvalidSample, Sample, SampleParts};
+pub use shared::{ChoiceId, Part, Shared, SharedIds, Splice, SpliceSource};
 pub use sink::{CallSink, SinkError};

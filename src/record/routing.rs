@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::{CallId, LayerAxis, RoutingDtype};
+use super::{ChoiceId, LayerAxis, RoutingDtype};
 
 /// Shape of a routing. Row `r` belongs to the forward pass at position `start + r` of prompt and completion
 /// together, the one that predicts the token at `start + r + 1`.
@@ -24,13 +24,6 @@ pub struct RoutingShape {
     /// Experts a token and layer.
     pub top_k: u32,
     pub dtype: RoutingDtype,
-}
-
-/// The sampled choice whose routing has the rows before another one's first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct RoutingBase {
-    pub call_id: CallId,
-    pub choice_index: u16,
 }
 
 /// A shape and data that do not belong together.
@@ -47,7 +40,7 @@ pub enum InvalidRouting {
 #[serde(try_from = "Text", into = "Text")]
 pub struct Routing {
     shape: RoutingShape,
-    base: Option<RoutingBase>,
+    base: Option<ChoiceId>,
     data: Bytes,
 }
 
@@ -117,13 +110,13 @@ impl Routing {
 
     /// Where the rows before the first one are, if they were left out.
     #[must_use]
-    pub const fn base(&self) -> Option<RoutingBase> {
+    pub const fn base(&self) -> Option<ChoiceId> {
         self.base
     }
 
     /// The same with its earlier rows in `base`.
     #[must_use]
-    pub fn based_on(mut self, base: Option<RoutingBase>) -> Self {
+    pub fn based_on(mut self, base: Option<ChoiceId>) -> Self {
         self.base = base;
         self
     }
@@ -137,7 +130,7 @@ impl Routing {
 
     /// The rows behind the first `count`, which are in `base`. Shares the data.
     #[must_use]
-    pub fn without_first(&self, count: u32, base: RoutingBase) -> Self {
+    pub fn without_first(&self, count: u32, base: ChoiceId) -> Self {
         let count = count.min(self.shape.rows);
         let rows = self.shape.rows - count;
         let bytes = self.data.len().checked_div(self.shape.rows as usize).unwrap_or(0) * count as usize;
@@ -164,7 +157,7 @@ struct Text {
     #[serde(flatten)]
     shape: RoutingShape,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    base: Option<RoutingBase>,
+    base: Option<ChoiceId>,
     data: String,
 }
 
@@ -187,6 +180,7 @@ impl TryFrom<Text> for Routing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::CallId;
 
     const SHAPE: RoutingShape = RoutingShape {
         start: 4,
@@ -229,7 +223,7 @@ mod tests {
     #[test]
     fn rows_that_another_call_has_can_be_left_out() {
         let routing = Routing::pack(SHAPE, &[0, 300, 2, 65_535]).expect("four ids");
-        let base = RoutingBase { call_id: CallId::now(), choice_index: 1 };
+        let base = ChoiceId { call_id: CallId::now(), choice_index: 1 };
         for count in 0..=2 {
             let rest = routing.without_first(count, base);
             let expected: Vec<&[u8]> = routing.rows().skip(count as usize).collect();
@@ -245,7 +239,7 @@ mod tests {
         let routing = Routing::pack(SHAPE, &[0, 300, 2, 65_535]).expect("four ids");
         let text = serde_json::to_string(&routing).expect("JSON");
         assert_eq!(serde_json::from_str::<Routing>(&text).expect("routing"), routing);
-        let base = RoutingBase { call_id: CallId::now(), choice_index: 0 };
+        let base = ChoiceId { call_id: CallId::now(), choice_index: 0 };
         let rest = serde_json::to_string(&routing.without_first(1, base)).expect("JSON");
         assert_eq!(serde_json::from_str::<Routing>(&rest).expect("routing").base(), Some(base));
         let short = text.replace("\"rows\":2", "\"rows\":3");

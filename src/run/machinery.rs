@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::RunError;
 use super::folder::RunFolder;
 use super::policy::ServedPolicy;
-use crate::capture::{self, Writer, WriterOptions};
+use crate::capture::{self, Limits as CaptureLimits, Writer, WriterOptions};
 use crate::config::{self, AgentOom, Config, HarnessType, SandboxBackend};
 use crate::harness::{CommandLine, Harness, Mini};
 use crate::proxy::{self, LocalTokenizers, Mode, Proxy, ProxyOptions, RouteOptions};
@@ -62,10 +62,8 @@ impl Machinery {
         let ServedPolicy { upstream, model_name, version } = policy;
         let upstream = Arc::new(upstream);
         let routes = RouteOptions::from_config(config, Some(&upstream), &BTreeMap::new(), tokenizers)?;
-        let writer_options =
-            WriterOptions { durability: durability(config.proxy.durability), ..WriterOptions::default() };
         let writer = Arc::new(
-            Writer::open(&places.captures, writer_options)
+            Writer::open(&places.captures, writer_options(&config.proxy))
                 .map_err(RunError::because("opening the captures"))?,
         );
         report_recovery(&writer);
@@ -190,11 +188,21 @@ fn limits(config: &Config) -> Limits {
     }
 }
 
-/// What a record must survive, as the store calls it.
-pub const fn durability(durability: config::Durability) -> capture::Durability {
-    match durability {
-        config::Durability::PowerLoss => capture::Durability::Full,
-        config::Durability::ProcessKill => capture::Durability::None,
+/// How the store writes, and what it may take.
+pub fn writer_options(proxy: &config::Proxy) -> WriterOptions {
+    let some = |bytes: u64| (bytes > 0).then_some(bytes);
+    WriterOptions {
+        durability: match proxy.durability {
+            config::Durability::PowerLoss => capture::Durability::Full,
+            config::Durability::ProcessKill => capture::Durability::None,
+        },
+        limits: CaptureLimits {
+            alarm_bytes: some(proxy.capture_alarm_bytes),
+            max_bytes: some(proxy.capture_max_bytes),
+            min_free_bytes: proxy.capture_min_free_bytes,
+            stall: some(proxy.capture_stall_timeout_secs).map(Duration::from_secs),
+        },
+        ..WriterOptions::default()
     }
 }
 

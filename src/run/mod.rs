@@ -29,7 +29,7 @@ pub use error::{RunError, causes};
 pub use eval::{EvalOptions, EvalReport, eval};
 pub use evaluation::{Evaluation, Rates, TaskScore};
 pub use folder::{RunFolder, write_json};
-pub use machinery::durability;
+pub use machinery::writer_options;
 pub use policy::{ServedPolicy, embedded, http_upstream};
 pub use report::{CurvePoint, Report, count};
 pub use training::{TrainOptions, train};

@@ -192,6 +192,15 @@ pub const PROMETHEUS: &[Prometheus] = &[
         "Bytes of the journal that held acknowledged calls and could not be read: the disk changed them.",
     ),
     counter("lego_capture_parquet_files_total", "Parquet files written."),
+    gauge(
+        "lego_capture_folder_bytes",
+        "Bytes of all files in the capture folder: proxy.capture_alarm_bytes and proxy.capture_max_bytes are for them. \
+         What other processes change is seen within half a minute.",
+    ),
+    gauge(
+        "lego_capture_disk_free_bytes",
+        "Bytes that the disk of the capture folder has left: proxy.capture_min_free_bytes is for them.",
+    ),
     counter("lego_capture_uploads_total", "Parquet files put into object storage."),
     counter("lego_capture_uploaded_bytes_total", "Their bytes."),
     counter("lego_capture_failed_uploads_total", "Tries that failed; the file stays and is tried again."),

@@ -14,7 +14,7 @@ use crate::calls::call;
 use crate::store::{read, sorted_json};
 
 /// Set in the process that is killed: the folder it writes to.
-const DIR: &str = "LEGO_TEST_CAPTURE_DIR";
+pub const DIR: &str = "LEGO_TEST_CAPTURE_DIR";
 const OPTIONS: fn() -> WriterOptions =
     || WriterOptions { segment_bytes: 8 << 10, ..WriterOptions::default() };
 

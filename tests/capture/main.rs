@@ -4,12 +4,16 @@
 mod calls;
 #[path = "../common/python.rs"]
 mod python;
+#[path = "../common/trial.rs"]
+mod trial;
 
+mod cases;
 mod cli;
 mod compact;
 mod crash;
 mod filter;
 mod foreign_readers;
+mod history;
 mod ledger;
 mod objects;
 mod prune;

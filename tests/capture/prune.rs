@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use lego::capture::{Query, Reader, Writer, WriterOptions, date_of};
-use lego::record::{Call, CallId, CallSink, RoutingBase};
+use lego::record::{Call, CallId, CallSink, ChoiceId};
 use serde_json::Value;
 
 use crate::calls::{call, routing};
@@ -38,8 +38,8 @@ fn aged(days: i64) -> Call {
     call
 }
 
-fn base(call: &Call) -> RoutingBase {
-    RoutingBase { call_id: call.call_id, choice_index: 0 }
+fn base(call: &Call) -> ChoiceId {
+    ChoiceId { call_id: call.call_id, choice_index: 0 }
 }
 
 async fn write(dir: &Path, calls: Vec<Call>) {
@@ -102,7 +102,7 @@ async fn a_day_that_calls_go_on_from_stays_and_so_does_what_it_goes_on_from() {
     let removed: Vec<bool> = told.iter().map(|day| day["is_removed"] == true).collect();
     assert_eq!(removed, [false, true, false, true], "{told:?}");
     let reason = told[2]["reason"].as_str().expect("why");
-    assert!(reason.contains("go on from routing in it"), "{reason}");
+    assert!(reason.contains("go on from call"), "{reason}");
     assert_eq!(sessions(dir.path()), ["one"; 3]);
     let whole = read(dir.path(), Query { call_id: Some(kept.call_id), ..Query::default() });
     assert_eq!(whole[0].routing, Some(routing(0, 3, 0)), "the rows are still there");
@@ -161,4 +161,53 @@ async fn nothing_goes_from_under_a_reader_or_a_writer_or_where_it_cannot_be_know
     let words = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(1) && words.contains("calls-00000099"), "{words}");
     assert!(words.contains("nothing is removed") && old.is_dir(), "{words}");
+}
+
+#[tokio::test]
+async fn the_last_days_are_read_without_a_look_at_earlier_ones_which_may_go_meanwhile() {
+    let dir = tempfile::tempdir().expect("folder");
+    write(dir.path(), [40, 8, 7, 1, 0].map(aged).into()).await;
+    let days = |ago: i64| (aged(ago).received_at / DAY_US) * DAY_US;
+    let query = Query { since: Some(days(7)), ..Query::default() };
+    let mut reader = Reader::open(dir.path(), query).expect("readable");
+    let told = pruned(dir.path(), &[], 0);
+    assert!(told.len() == 1 && told[0]["is_removed"] == true, "{told:?}");
+    let read: Vec<String> = reader.by_ref().map(|call| call.expect("whole").session_id.to_string()).collect();
+    assert_eq!(read, ["s7", "s1", "s0"]);
+    assert_eq!(reader.skipped(), [] as [String; 0]);
+
+    // A file of an earlier day is not even opened; what is still in the journal is as old as it is.
+    let eighth = dir.path().join(format!("date={}", date_of(days(8))));
+    fs::write(eighth.join("calls-00000099-0011223344556677.parquet"), "broken").expect("written");
+    let writer = Writer::open(dir.path(), WriterOptions::default()).expect("free folder");
+    writer.append(vec![aged(9), aged(6)]).await.expect("room");
+    let list = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lego"));
+        let output = command
+            .args(["capture", "ls", "--json", "--capture-dir"])
+            .arg(dir.path())
+            .args(arguments)
+            .output();
+        let output = output.expect("lego runs");
+        let lines = String::from_utf8(output.stdout).expect("UTF-8");
+        let sessions: Vec<String> = lines
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).expect("JSON")["session_id"].to_string())
+            .collect();
+        (output.status.code(), sessions.join(" "), String::from_utf8(output.stderr).expect("UTF-8"))
+    };
+    let (code, sessions, said) = list(&["--last", "7d"]);
+    assert_eq!((code, sessions.as_str()), (Some(0), r#""s7" "s6" "s1" "s0""#), "{said}");
+    assert!(!said.contains("left out"), "{said}");
+    let (_, sessions, said) = list(&[]);
+    assert!(
+        sessions.contains("s8") && sessions.contains("s9") && said.contains("left out"),
+        "{sessions} {said}"
+    );
+    assert_eq!(list(&["--last", "7d", "--session", "s8"]).1, "");
+    assert_eq!(list(&["--last", "7d", "--session", "s6"]).1, r#""s6""#);
+    for bad in ["7", "d", "-1d", "7h"] {
+        assert_eq!(list(&["--last", bad]).0, Some(2), "{bad}");
+    }
+    writer.close().await;
 }

@@ -5,14 +5,14 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
 use lego::capture::{Query, Reader, Writer, WriterOptions};
-use lego::record::{Call, CallSink, RoutingBase};
+use lego::record::{Call, CallSink, ChoiceId};
 
 use crate::calls::{call, routing};
 
 /// Three calls of a session: the second has rows of the first one, the third has its own only.
 fn calls() -> Vec<Call> {
     let mut calls = vec![call("a", &[1], &[2]), call("a", &[1], &[2]), call("a", &[1], &[2])];
-    let base = RoutingBase { call_id: calls[0].call_id, choice_index: 0 };
+    let base = ChoiceId { call_id: calls[0].call_id, choice_index: 0 };
     calls[0].routing = Some(routing(0, 3, 0));
     calls[1].routing = Some(routing(0, 6, 0).without_first(3, base));
     calls[2].routing = Some(routing(0, 2, 0));

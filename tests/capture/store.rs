@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use lego::capture::{CaptureError, Durability, Query, Reader, Writer, WriterOptions, column_names};
-use lego::record::{Call, CallSink, RoutingBase, SinkError};
+use lego::capture::{CaptureError, Query, Reader, Writer, WriterOptions, column_names};
+use lego::record::{Call, CallSink, ChoiceId, SinkError};
 
 use crate::calls::{as_json, call, failed_call, routing};
 
@@ -94,7 +94,7 @@ async fn routing_of_many_megabytes_a_call_is_stored_and_read_call_by_call() {
 #[tokio::test]
 async fn rows_that_earlier_calls_have_are_put_back_and_missing_ones_are_told() {
     let dir = tempfile::tempdir().expect("folder");
-    let base = |call: &Call| RoutingBase { call_id: call.call_id, choice_index: call.choice_index };
+    let base = |call: &Call| ChoiceId { call_id: call.call_id, choice_index: call.choice_index };
     // Each goes on from the one before it; the last one from the second, of which it shares one row.
     let mut calls = vec![call("a", &[1], &[2])];
     calls[0].routing = Some(routing(0, 3, 0));
@@ -231,22 +231,9 @@ async fn a_segment_grows_old_and_becomes_parquet_without_close() {
     writer.close().await;
 }
 
-#[tokio::test]
-async fn foreign_and_half_files_are_left_out_by_name() {
-    let dir = tempfile::tempdir().expect("folder");
-    let options = WriterOptions { durability: Durability::None, ..WriterOptions::default() };
-    let writer = Writer::open(dir.path(), options).expect("free folder");
-    writer.append(vec![call("a", &[1], &[2])]).await.expect("room");
-    writer.close().await;
-    let day = dir.path().join("date=2026-11-29");
-    std::fs::write(day.join("empty.parquet"), b"").expect("written");
-    std::fs::write(day.join("half.parquet"), b"PAR1 and no footer").expect("written");
-    std::fs::write(day.join("calls.parquet.tmp"), b"x").expect("written");
-    let mut reader = Reader::open(dir.path(), Query::default()).expect("readable");
-    assert_eq!(reader.by_ref().filter(Result::is_ok).count(), 1);
-    assert_eq!(reader.skipped().len(), 2, "{:?}", reader.skipped());
-    assert!(reader.skipped()[0].contains("empty.parquet"));
-    let missing = Reader::open(&dir.path().join("nowhere"), Query::default());
+#[test]
+fn a_folder_that_is_not_there_is_named() {
+    let missing = Reader::open(&std::env::temp_dir().join("no such folder of captures"), Query::default());
     assert!(matches!(missing, Err(CaptureError::NoFolder { .. })));
 }
 

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use lego::capture::{Writer, WriterOptions};
 use lego::record::{
-    Call, CallId, CallKind, CallSink, CallStatus, IdsSource, LogprobSemantics, RoutingBase, Usage, WeightSpan,
+    Call, CallId, CallKind, CallSink, CallStatus, ChoiceId, IdsSource, LogprobSemantics, Usage, WeightSpan,
 };
 use serde_json::Value;
 
@@ -50,7 +50,7 @@ fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
 fn sound() -> Vec<Call> {
     let mut first = call("sound", &[1, 2], &[3]);
     first.routing = Some(routing(0, 2, 0));
-    let base = RoutingBase { call_id: first.call_id, choice_index: 0 };
+    let base = ChoiceId { call_id: first.call_id, choice_index: 0 };
     let mut second = call("sound", &[1, 2, 3], &[4, 5]);
     second.routing = Some(routing(0, 4, 0).without_first(2, base));
     second.retry_of = Some(first.call_id);
@@ -100,7 +100,7 @@ fn wrong() -> Vec<(&'static str, Call)> {
         (call.trainable, call.not_trainable_reasons) = (false, vec!["another".to_owned()]);
         change(call);
     };
-    let nowhere = RoutingBase { call_id: CallId::now(), choice_index: 0 };
+    let nowhere = ChoiceId { call_id: CallId::now(), choice_index: 0 };
     vec![
         plant("schema_version", &|c| c.schema_version = 99),
         plant("ids_source", &|c| silent(c, &|c| c.prompt_ids_source = IdsSource::Absent)),

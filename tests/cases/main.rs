@@ -1,5 +1,5 @@
 //! Failures that people who build and run such systems have reported, each as a test named by its case: groups A
-//! (streams), B (translation), C (capture of tokens) and G (operation).
+//! (streams), B (translation), C (capture of tokens) and G (operation). And what the real program's store survives.
 
 #[path = "../common/mock.rs"]
 mod mock;
@@ -21,4 +21,7 @@ mod group_g_limits;
 mod group_g_listen;
 mod group_g_wire;
 mod process;
+mod store_durable;
+mod store_killed;
+mod store_room;
 mod support;

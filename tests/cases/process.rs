@@ -42,18 +42,40 @@ pub struct Process {
 impl Process {
     /// With these settings of `[proxy]` and variables; returns once it listens.
     pub async fn start(upstream: &str, settings: &Value, variables: &[(&str, &str)]) -> Self {
-        Self::run(Command::new(env!("CARGO_BIN_EXE_lego")), upstream, settings, variables).await
+        Self::start_in(folder(), upstream, settings, variables).await
+    }
+
+    /// The same in the folder of an earlier process.
+    pub async fn start_in(
+        folder: TempDir,
+        upstream: &str,
+        settings: &Value,
+        variables: &[(&str, &str)],
+    ) -> Self {
+        Self::run(Command::new(env!("CARGO_BIN_EXE_lego")), folder, upstream, settings, variables).await
+    }
+
+    /// The same as a child of this program, which begins with these arguments.
+    pub async fn under(program: &str, arguments: &[&str], upstream: &str, settings: &Value) -> Self {
+        let mut command = Command::new(program);
+        command.args(arguments).arg(env!("CARGO_BIN_EXE_lego"));
+        Self::run(command, folder(), upstream, settings, &[]).await
     }
 
     /// The same where the system lets the process open no more files than this.
     pub async fn with_files(upstream: &str, settings: &Value, files: u32) -> Self {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("ulimit -n {files} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_lego")]);
-        Self::run(command, upstream, settings, &[]).await
+        Self::run(command, folder(), upstream, settings, &[]).await
     }
 
-    async fn run(mut command: Command, upstream: &str, settings: &Value, variables: &[(&str, &str)]) -> Self {
-        let folder = tempfile::tempdir().expect("temporary folder");
+    async fn run(
+        mut command: Command,
+        folder: TempDir,
+        upstream: &str,
+        settings: &Value,
+        variables: &[(&str, &str)],
+    ) -> Self {
         let mut proxy = json!({"listen_port": 0, "upstream_base_url": upstream, "capture_dir": "captures",
             "probe_upstream": false, "max_retries": 0});
         for (name, value) in settings.as_object().expect("settings") {
@@ -129,6 +151,10 @@ impl Process {
         let log = self.log.lock().expect("log").clone();
         (status.code(), log, self.folder)
     }
+}
+
+fn folder() -> TempDir {
+    tempfile::tempdir().expect("temporary folder")
 }
 
 /// The calls in a process's capture.

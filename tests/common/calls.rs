@@ -74,6 +74,7 @@ pub fn call(session: &str, prompt: &[u32], completion: &[u32]) -> Call {
         error: None,
         trainable: true,
         not_trainable_reasons: vec![],
+        shared: None,
     }
 }
 

@@ -1,13 +1,23 @@
-"""Reads a capture folder with four libraries and checks that all see the same values.
+"""Reads a capture folder with five libraries and checks that all see the same values.
 
-Usage: read_captures.py FOLDER
-The folder holds three files: one failed call, two calls, one call with a null log-prob and with routing.
+Usage: read_captures.py FOLDER ZONE
+The folder holds three files: one failed call, three calls, one call with a null log-prob and with routing. ZONE is that of
+this process's clock.
 """
 
 import datetime
 import glob
+import os
 import sys
+import tempfile
+import time
 
+os.environ["TZ"] = sys.argv[2]
+time.tzset()
+# Nothing is to be looked up.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import datasets
 import duckdb
 import numpy
 import pandas
@@ -30,13 +40,15 @@ WANTED = {
     "a": ([1, 2, 4294967295], [3, 4], [-4 / 7, -5 / 7], 2),
     "b": ([5], [], [], 0),
     "c": ([1], [2, 3, 4], [-0.5, None, -0.25], 3),
+    # None in a list is not a list that is None (F07); ids are no small integers, nor signed ones (F13).
+    "d": ([0, 255, 32767, 65536, 151935, 2147483648, 4294967295], [7], [None], 1),
 }
 
 
 def check(library, rows):
     """`rows`: (session, received_at, prompt ids, completion ids, log-probs, completion tokens of usage)."""
     rows = list(rows)
-    assert len(rows) == 4, (library, rows)
+    assert len(rows) == 5, (library, rows)
     for session, received_at, prompt, completion, logprobs, usage in rows:
         assert received_at == RECEIVED, (library, received_at)
         wanted = WANTED[session]
@@ -90,21 +102,31 @@ check(
 
 check("polars", of_dicts(polars.read_parquet(pattern).to_dicts()))
 
+with tempfile.TemporaryDirectory() as cache:
+    # In any order: the first file's types are those of all (F08).
+    for order in (files, files[::-1]):
+        rows = list(datasets.load_dataset("parquet", data_files=order, split="train", cache_dir=cache))
+    check("datasets", of_dicts(rows))
+
 for option in ("", ", union_by_name = true"):
     connection = duckdb.connect()
-    connection.execute("SET TimeZone = 'Asia/Kolkata'")
+    connection.execute("SET TimeZone = 'Pacific/Auckland'")
     rows = connection.execute(
         f"SELECT session_id, received_at, prompt_token_ids, completion_token_ids, completion_logprobs, usage.completion_tokens "
         f"FROM read_parquet('{pattern}'{option})"
     ).fetchall()
     if not option:
         check("duckdb", rows)
-    assert len(rows) == 4
+    assert len(rows) == 5
     lengths = connection.execute(
         f"SELECT count(*) FROM read_parquet('{pattern}'{option}) WHERE len(completion_token_ids) = usage.completion_tokens "
         f"AND len(completion_logprobs) = usage.completion_tokens"
     ).fetchone()
-    assert lengths == (3,), lengths
+    assert lengths == (4,), lengths
+    # Whether anything was captured is not whether it was empty (F07).
+    for question, count in (("completion_token_ids IS NULL", 1), ("len(completion_token_ids) = 0", 1), ("usage.prompt_tokens = 18446744073709551615", 1)):
+        found = connection.execute(f"SELECT count(*) FROM read_parquet('{pattern}'{option}) WHERE {question}").fetchone()
+        assert found == (count,), (question, found)
 
 
 # Expert routing, as a trainer takes it: two rows from position 1, two layers, two experts.

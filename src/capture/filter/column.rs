@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::cmp::Ordering;
 
+use crate::capture::columns;
 use crate::capture::layout::date_of;
 use crate::record::{
     Call, CallKind, CallStatus, ClientApi, IdsSource, LayerAxis, LogprobSemantics, Routing, RoutingDtype,
@@ -71,9 +72,9 @@ impl Column {
     /// twice.
     pub(super) fn is_stored_text(&self) -> bool {
         let is_list = self.stored == "not_trainable_reasons";
-        let is_body = crate::capture::columns::BODIES.contains(&self.stored);
-        // Those of routing were added later, and null without the data.
-        let is_later = crate::capture::columns::ROUTINGS.contains(&self.stored);
+        let is_body = columns::BODIES.contains(&self.stored);
+        // Those of routing were added later, and null without the data; so were those of history.
+        let is_later = columns::ROUTINGS.contains(&self.stored) || self.stored == "base_call_id";
         let is_text = matches!(self.kind, Kind::Text | Kind::Name(_) | Kind::CallId);
         is_text && self.name == self.stored && !is_list && !is_body && !is_later
     }
@@ -224,12 +225,17 @@ static PLAIN: &[Column] = columns! {
     "error": Kind::Text, |c| text(c.error.as_deref());
     "trainable": Kind::Bool, |c| Value::Bool(c.trainable);
     "not_trainable_reasons": Kind::Text, |c| Value::Text(Cow::Owned(c.not_trainable_reasons.join(", ")));
-    "base_call_id": Kind::CallId, NULL;
-    "base_len": Kind::Int, NULL;
+    "base_call_id": Kind::CallId, |c| owned(c.shared.as_ref().and_then(|shared| Some(shared.base?.call_id)));
+    "base_choice": Kind::Int, |c| int(c.shared.as_ref().and_then(|shared| Some(shared.base?.choice_index)));
+    "prompt_ids_crc32c": Kind::Int, |c| int(c.shared.as_ref().and_then(|shared| Some(shared.ids?.crc32c)));
+    "client_request_splice": Kind::Opaque, |c| present(c.shared.as_ref().and_then(|shared| shared.client_request.as_ref()));
+    "upstream_request_splice": Kind::Opaque, |c| present(c.shared.as_ref().and_then(|shared| shared.upstream_request.as_ref()));
+    "response_splice": Kind::Opaque, |c| present(c.shared.as_ref().and_then(|shared| shared.response.as_ref()));
+    "base_len": Kind::Int, |c| int(c.shared.as_ref().and_then(|shared| Some(shared.ids?.count)));
     "top_logprobs": Kind::Opaque, NULL;
     "prompt_logprobs": Kind::Opaque, NULL;
     "sampling_mask": Kind::Opaque, NULL;
-    "prompt_tokens" of "prompt_token_ids": Kind::Int, |c| length(c.prompt_token_ids.as_ref());
+    "prompt_tokens" of "prompt_token_ids": Kind::Int, |c| int(c.prompt_tokens());
     "completion_tokens" of "completion_token_ids": Kind::Int, |c| length(c.completion_token_ids.as_ref());
     "tools" of "tool_calls": Kind::Int, |c| length(c.tool_calls.as_ref());
     "date" of "received_at": Kind::Text, |c| Value::Text(Cow::Owned(date_of(c.received_at)));

@@ -67,12 +67,12 @@ async fn a_crash_at_any_step_neither_loses_nor_doubles_a_call() {
         assert_eq!(wanted.len(), 20);
         let sources = sources(dir);
         // Each call is a run of its own.
-        let merged = write_merged(dir, DATE, &sources, 1).expect("written");
+        let merged = write_merged(&Files::default(), dir, DATE, &sources, 1).expect("written");
         assert_eq!(merged.runs.len(), 20);
         assert_eq!(read(dir), wanted, "before the rename");
         match step {
             0 => drop(merged),
-            _ => merged.publish(dir).expect("renamed"),
+            _ => merged.publish(&Files::default(), dir).expect("renamed"),
         }
         assert_eq!(read(dir), wanted, "after the rename");
         if step >= 2 {
@@ -134,9 +134,9 @@ async fn files_are_put_together_up_to_a_size_and_a_call_in_two_of_them_comes_onc
     fs::copy(&first.path, copy).expect("copied");
     let size = fs::metadata(&first.path).expect("there").len();
     let mut left = vec![];
-    compact_day(dir, DATE, 3 * size + size / 2, &mut left).expect("compacted");
+    compact_day(&Files::default(), dir, DATE, 3 * size + size / 2, &mut left).expect("compacted");
     assert_eq!((super::size(dir, DATE).expect("listed").0, left.len()), (2, 0));
-    compact_day(dir, DATE, u64::MAX, &mut left).expect("compacted");
+    compact_day(&Files::default(), dir, DATE, u64::MAX, &mut left).expect("compacted");
     is_done(dir, &wanted);
     // A writer numbers its segments on from there.
     assert_eq!(layout::last_number(dir).expect("listed"), Some(9));
@@ -184,7 +184,7 @@ async fn what_is_in_the_journal_as_well_is_not_merged() {
     let journal = first.name.journal_path(dir);
     fs::write(&journal, frame::header(first.name.salt)).expect("written");
     let mut left = vec![];
-    compact_day(dir, DATE, u64::MAX, &mut left).expect("compacted");
+    compact_day(&Files::default(), dir, DATE, u64::MAX, &mut left).expect("compacted");
     assert!(left.len() == 1 && left[0].contains("still in the journal"), "{left:?}");
     assert!(first.path.exists());
     fs::remove_file(&journal).expect("removed");

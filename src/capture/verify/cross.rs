@@ -164,12 +164,12 @@ impl Cross {
             // A choice that ended before the others may have what was counted by then.
             known.completion = known.completion.max(call.usage.map(|usage| usage.completion_tokens));
         }
-        let prompt = call.prompt_token_ids.as_ref().filter(|_| call.prompt_ids_source.is_exact());
+        let prompt = call.prompt_tokens().filter(|_| call.prompt_ids_source.is_exact());
         // Only completions have several prompts in one call.
         let may_have_several = call.upstream_api == ClientApi::OpenaiCompletions && known.choices.len() > 1;
         known.prompt = match (prompt, call.usage) {
             _ if may_have_several => None,
-            (Some(ids), Some(usage)) => Some((usage.prompt_tokens, ids.len() as u64)),
+            (Some(ids), Some(usage)) => Some((usage.prompt_tokens, ids)),
             _ => known.prompt,
         };
         while self.calls.len() > self.room {
@@ -224,9 +224,9 @@ impl Cross {
     pub(super) fn read(&mut self, dir: &Place, filter: Option<&Filter>) -> Result<(), CaptureError> {
         let without_bodies = !filter.is_some_and(Filter::uses_bodies);
         let without_routing = !filter.is_some_and(Filter::uses_routing);
-        let query = Query { without_bodies, without_routing, ..Query::default() };
+        let query = Query { without_bodies, without_routing, as_stored: without_bodies, ..Query::default() };
         // Whatever cannot be read was told in the first pass.
-        for call in Reader::open_stored(dir, query)?.flatten() {
+        for call in Reader::open(dir, query)?.flatten() {
             let is_wanted = filter.is_none_or(|filter| filter.matches(&call));
             self.see(&call, dir.dir(), is_wanted);
         }

@@ -24,13 +24,13 @@ use self::cross::Cross;
 use super::error::CaptureError;
 use super::filter::Filter;
 use super::frame::{self, Frames, HEADER_LEN, Step};
+use super::history::{Joiner, Parts};
 use super::layout::{self, date_of};
 use super::listing::{ListedFile, Listing, OpenSegment};
 use super::parquet_calls::{self, RowGroup};
 use super::place::Place;
-use super::reader::Reader;
+use super::reader::{self, Query};
 use super::remote::Stored;
-use super::rows::Joiner;
 use super::summed::{self, Sum};
 use super::{decode, drafts, lock, payload};
 use crate::record::{Call, CallId, SessionId};
@@ -104,15 +104,16 @@ pub fn verify(
     let dir = place.dir();
     // One that began or ended in between had a hand in what is listed.
     let writer = lock::writer(dir)?;
-    let Listing { segments, files } = Listing::of(place, 0)?;
+    let Listing { segments, files } = Listing::of(place, 0, None)?;
     place.expect_some(segments.is_empty() && files.is_empty())?;
     let writer = writer.map_or_else(|| lock::writer(dir), |pid| Ok(Some(pid)))?;
     let size = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.len());
     let all = segments.iter().map(|open| size(&open.path)).sum::<u64>()
         + files.iter().map(ListedFile::bytes).sum::<u64>();
     let verified = Verified { writer, ..Verified::default() };
-    let (rows, cross) = (Joiner::default(), Cross::new(cross::MAX_CALLS));
-    let mut work = Work { dir: place, filter, watch, verified, all, rows, cross, is_stopped: false };
+    let joiner = Joiner::new(Parts { ids: true, bodies: true, routing: true });
+    let cross = Cross::new(cross::MAX_CALLS);
+    let mut work = Work { dir: place, filter, watch, verified, all, joiner, cross, is_stopped: false };
     for file in files {
         work.parquet(&file)?;
         work.done(file.bytes());
@@ -147,7 +148,7 @@ struct Work<'a> {
     watch: &'a mut dyn Watch,
     verified: Verified,
     all: u64,
-    rows: Joiner,
+    joiner: Joiner,
     cross: Cross,
     is_stopped: bool,
 }
@@ -334,7 +335,12 @@ impl Work<'_> {
 
     /// A record as it lies in the store.
     fn record(&mut self, mut call: Call, file: &Path, date: Option<&str>) -> Result<(), CaptureError> {
-        let is_wanted = self.filter.is_none_or(|filter| filter.matches(&call));
+        let (dir, filter) = (self.dir, self.filter);
+        let read = |session: &SessionId| reader::stored(dir, session, &Query::default());
+        let is_wanted = match filter {
+            Some(filter) if filter.uses_bodies() => filter.matches(&self.joiner.with_bodies(&call, read)?),
+            filter => filter.is_none_or(|filter| filter.matches(&call)),
+        };
         self.cross.see(&call, file, is_wanted);
         if !is_wanted || self.is_stopped {
             return Ok(());
@@ -344,20 +350,40 @@ impl Work<'_> {
         if date.is_some_and(|date| date != own) {
             self.tell(Finding::of_call(&call, file, "day", format!("it was received on {own}")));
         }
+        // As the store says it: what is put back here has not got it.
+        let base = call.shared.as_ref().and_then(|shared| shared.base);
+        let rows = call.routing.as_ref().and_then(|routing| Some((routing.base()?, routing.shape().start)));
+        let reasons = call.not_trainable_reasons.clone();
+        let trainable = call.trainable;
+        self.joiner.join(&mut call, read)?;
+        let lost = call.not_trainable_reasons.split_off(reasons.len());
+        call.trainable = trainable;
+        for reason in lost {
+            match (reason.as_str(), rows, base) {
+                ("routing_base_missing", Some((base, start)), _) => {
+                    let found = format!(
+                        "its rows before {start} are to be in call {} choice {}, which is not there or has not got them",
+                        base.call_id, base.choice_index
+                    );
+                    self.tell(Finding::of_call(&call, file, "routing_base", found));
+                }
+                (_, _, Some(base)) => {
+                    let found = format!(
+                        "a part of its bodies or ids is to be in call {} choice {}, which is not there or has other ones",
+                        base.call_id, base.choice_index
+                    );
+                    self.tell(Finding::of_call(&call, file, "history_base", found));
+                }
+                _ => {
+                    let found = "upstream_request cannot be made of client_request".to_owned();
+                    self.tell(Finding::of_call(&call, file, "history_base", found));
+                }
+            }
+        }
         let mut found = vec![];
         invariants::check(&call, &mut |invariant, text| found.push((invariant, text)));
         for (invariant, text) in found {
             self.tell(Finding::of_call(&call, file, invariant, text));
-        }
-        let base = call.routing.as_ref().and_then(|routing| Some((routing.base()?, routing.shape().start)));
-        let dir = self.dir;
-        self.rows.join(&mut call, |session| Reader::stored_rows(dir, session))?;
-        if let (Some((base, start)), None) = (base, &call.routing) {
-            let found = format!(
-                "its rows before {start} are to be in call {} choice {}, which is not there or has not got them",
-                base.call_id, base.choice_index
-            );
-            self.tell(Finding::of_call(&call, file, "routing_base", found));
         }
         Ok(())
     }

@@ -1,62 +1,14 @@
 //! The writer on disks that fail.
 
-use std::fs::{File, OpenOptions};
-use std::io;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::super::journal::Disk;
 use super::super::reader::{Query, Reader};
+use super::super::storage::machine::{Fault, Machine};
 use super::*;
 use crate::record::example;
 
-/// A disk with a given room, whose sync can be made to fail.
-#[derive(Default)]
-struct Faults {
-    used: AtomicU64,
-    room: AtomicU64,
-    sync_fails: AtomicBool,
-}
-
-struct FaultyDisk {
-    file: File,
-    faults: Arc<Faults>,
-}
-
-impl Disk for FaultyDisk {
-    fn write_at(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
-        let room = self.faults.room.load(Ordering::SeqCst);
-        let left = room.saturating_sub(self.faults.used.load(Ordering::SeqCst)) as usize;
-        // As a real full disk does: what fits is written, then the error comes.
-        let fits = bytes.len().min(left);
-        self.file.write_at(at, &bytes[..fits])?;
-        if fits < bytes.len() {
-            return Err(io::Error::from(io::ErrorKind::StorageFull));
-        }
-        self.faults.used.fetch_add(fits as u64, Ordering::SeqCst);
-        Ok(())
-    }
-
-    fn sync(&mut self) -> io::Result<()> {
-        match self.faults.sync_fails.load(Ordering::SeqCst) {
-            true => Err(io::Error::other("the disk went away")),
-            false => self.file.sync(),
-        }
-    }
-
-    fn truncate(&mut self, length: u64) -> io::Result<()> {
-        self.file.truncate(length)
-    }
-}
-
-fn open(dir: &Path, faults: &Arc<Faults>) -> Writer {
-    let faults = Arc::clone(faults);
-    let create = move |path: &Path| -> io::Result<Box<dyn Disk>> {
-        let file = OpenOptions::new().write(true).create_new(true).open(path)?;
-        Ok(Box::new(FaultyDisk { file, faults: Arc::clone(&faults) }))
-    };
-    Writer::open_on(&dir.into(), WriterOptions::default(), Box::new(create)).expect("free folder")
+pub(super) fn open(dir: &Path, machine: &Machine, options: WriterOptions) -> Result<Writer, CaptureError> {
+    Writer::open_on(&dir.into(), options, Arc::new(machine.clone()), Arc::default())
 }
 
 fn call(number: u16) -> Call {
@@ -71,9 +23,9 @@ fn stored(dir: &Path) -> Vec<u16> {
 #[tokio::test]
 async fn a_full_disk_refuses_and_resumes_when_there_is_room() {
     let dir = tempfile::tempdir().expect("folder");
-    let faults = Arc::new(Faults::default());
-    faults.room.store(2000, Ordering::SeqCst);
-    let writer = open(dir.path(), &faults);
+    let machine = Machine::new(dir.path());
+    machine.has_room(2000);
+    let writer = open(dir.path(), &machine, WriterOptions::default()).expect("free folder");
     let mut acknowledged = vec![];
     for number in 1.. {
         match writer.append(vec![call(number)]).await {
@@ -87,9 +39,11 @@ async fn a_full_disk_refuses_and_resumes_when_there_is_room() {
     }
     assert!(!acknowledged.is_empty());
     assert_eq!(stored(dir.path()), acknowledged, "what was refused is not there in part");
-    faults.room.store(u64::MAX, Ordering::SeqCst);
+    assert!(matches!(writer.admits(), Err(SinkError::Full { .. })), "nothing more is sampled");
+    machine.has_room(u64::MAX);
     writer.append(vec![call(1000)]).await.expect("room again");
     acknowledged.push(1000);
+    assert_eq!(writer.admits(), Ok(()));
     assert_eq!(stored(dir.path()), acknowledged, "journal");
     assert_eq!(writer.close().await.left_in_journal, [] as [String; 0]);
     assert_eq!(stored(dir.path()), acknowledged, "Parquet");
@@ -98,14 +52,16 @@ async fn a_full_disk_refuses_and_resumes_when_there_is_room() {
 #[tokio::test]
 async fn a_failed_sync_is_taken_back_and_the_segment_is_not_used_again() {
     let dir = tempfile::tempdir().expect("folder");
-    let faults = Arc::new(Faults::default());
-    faults.room.store(u64::MAX, Ordering::SeqCst);
-    let writer = open(dir.path(), &faults);
+    let machine = Machine::new(dir.path());
+    let writer = open(dir.path(), &machine, WriterOptions::default()).expect("free folder");
     writer.append(vec![call(1)]).await.expect("fine");
-    faults.sync_fails.store(true, Ordering::SeqCst);
+    // The write, then the sync.
+    machine.fail_after(1, 0, Fault::Device);
     let failed = writer.append(vec![call(2)]).await;
-    assert!(matches!(&failed, Err(SinkError::Io { reason, .. }) if reason.contains("went away")));
-    faults.sync_fails.store(false, Ordering::SeqCst);
+    assert!(
+        matches!(&failed, Err(SinkError::Io { reason, .. }) if reason.contains("Input/output error")),
+        "{failed:?}"
+    );
     writer.append(vec![call(3)]).await.expect("fine");
     let closed = writer.close().await;
     assert_eq!(stored(dir.path()), [1, 3]);
@@ -225,4 +181,53 @@ async fn a_segment_with_damage_is_set_aside_and_what_is_whole_becomes_parquet() 
         Writer::open(dir.path(), WriterOptions::default()).expect("free folder").close().await;
         assert_eq!(journal_files(dir.path(), ".damaged"), aside);
     }
+}
+
+#[tokio::test]
+async fn a_disk_that_hangs_is_told_after_a_while_and_what_waited_is_written_once_it_goes_on() {
+    let dir = tempfile::tempdir().expect("folder");
+    let machine = Machine::new(dir.path());
+    let limits = Limits { stall: Some(Duration::from_millis(30)), ..Limits::default() };
+    let options = WriterOptions { limits, ..WriterOptions::default() };
+    let writer = open(dir.path(), &machine, options).expect("free folder");
+    writer.append(vec![call(1)]).await.expect("fine");
+    let hangs = machine.hangs.lock().expect("free");
+    for number in [2, 3] {
+        let stalled = writer.append(vec![call(number)]).await;
+        assert!(matches!(&stalled, Err(SinkError::Stalled { .. })), "{stalled:?}");
+        assert!(stalled.unwrap_err().to_string().contains("capture_stall_timeout_secs"));
+    }
+    assert!(matches!(writer.admits(), Err(SinkError::Stalled { .. })), "nothing more is sampled");
+    drop(hangs);
+    while writer.admits().is_err() {
+        tokio::task::yield_now().await;
+    }
+    writer.append(vec![call(4)]).await.expect("it goes on");
+    writer.close().await;
+    assert_eq!(stored(dir.path()), [1, 2, 3, 4], "what waited too");
+}
+
+#[tokio::test]
+async fn a_folder_at_its_bound_takes_what_runs_and_nothing_that_begins() {
+    let dir = tempfile::tempdir().expect("folder");
+    let limits = Limits { max_bytes: Some(3000), ..Limits::default() };
+    let options = WriterOptions { limits, ..WriterOptions::default() };
+    let writer = Writer::open(dir.path(), options).expect("free folder");
+    let mut number = 0;
+    while writer.admits() == Ok(()) {
+        number += 1;
+        writer.append(vec![call(number)]).await.expect("room");
+    }
+    assert!(number > 1, "there was room for some");
+    let told = writer.admits().expect_err("it is full").to_string();
+    assert!(told.contains("capture_max_bytes allows 3000") && told.contains("prune"), "{told}");
+    // Those that were sampled by then.
+    writer.append(vec![call(number + 1)]).await.expect("it runs");
+    writer.draft(vec![call(number + 2)]).await.expect("it runs");
+    writer.close().await;
+    assert_eq!(stored(dir.path()), (1..=number + 1).collect::<Vec<u16>>());
+    // As large as it is, a folder opens; what is wrong is told then.
+    let again = Writer::open(dir.path(), options).expect("free folder");
+    assert!(matches!(again.admits(), Err(SinkError::AtCap { .. })));
+    again.close().await;
 }

@@ -6,7 +6,7 @@ use std::io::Write;
 
 use serde_json::json;
 
-use super::{ListArgs, captures, load, time, warn_skipped};
+use super::{ListArgs, captures, load, start_of_day, time, warn_skipped};
 use crate::capture::{Place, Query, Reader};
 use crate::record::{Call, CallKind, CallStatus, IdsSource, SessionId};
 use crate::run::count;
@@ -50,7 +50,7 @@ impl Totals {
         self.choices += 1;
         if call.choice_index == 0 {
             self.calls += 1;
-            self.prompt_tokens += call.prompt_token_ids.as_ref().map_or(0, Vec::len) as u64;
+            self.prompt_tokens += call.prompt_tokens().unwrap_or(0);
         }
         self.completion_tokens += call.sampled_ids().map_or(0, <[u32]>::len) as u64;
         self.trainable += u64::from(call.trainable);
@@ -85,14 +85,20 @@ fn newest<T>(mut all: Vec<T>, limit: Option<usize>) -> (Vec<T>, usize) {
     (all, found)
 }
 
-/// What a list needs of each call.
+/// What a list needs of each call: how many ids a prompt has, and not which.
 pub(super) fn lean() -> Query {
-    Query { without_bodies: true, without_routing: true, ..Query::default() }
+    Query { without_bodies: true, without_routing: true, as_stored: true, ..Query::default() }
+}
+
+/// What a list asks for.
+fn query(args: &ListArgs) -> anyhow::Result<Query> {
+    let since = args.last.map(start_of_day).transpose()?;
+    Ok(Query { since, filter: args.r#where.filter.clone(), ..lean() })
 }
 
 fn list_sessions(out: &mut dyn Write, dir: &Place, args: &ListArgs) -> anyhow::Result<()> {
     let mut sessions: BTreeMap<SessionId, Totals> = BTreeMap::new();
-    let mut reader = Reader::open(dir, Query { filter: args.r#where.filter.clone(), ..lean() })?;
+    let mut reader = Reader::open(dir, query(args)?)?;
     for call in reader.by_ref() {
         let call = call?;
         if args.kind.is_none_or(|kind| kind == call.kind) {
@@ -156,9 +162,9 @@ fn list_sessions(out: &mut dyn Write, dir: &Place, args: &ListArgs) -> anyhow::R
 }
 
 fn list_calls(out: &mut dyn Write, dir: &Place, session: &SessionId, args: &ListArgs) -> anyhow::Result<()> {
-    let filter = args.r#where.filter.clone();
-    let is_filtered = filter.is_some();
-    let mut calls = load(dir, Query { session_id: Some(session.clone()), filter, ..lean() })?;
+    let is_filtered = args.r#where.filter.is_some() || args.last.is_some();
+    let query = Query { session_id: Some(session.clone()), as_stored: !args.json, ..query(args)? };
+    let mut calls = load(dir, query)?;
     anyhow::ensure!(is_filtered || !calls.is_empty(), "no session {session} in {}", dir.shown());
     calls.retain(|call| args.kind.is_none_or(|kind| kind == call.kind));
     let (calls, found) = newest(calls, args.limit);
@@ -203,8 +209,8 @@ pub(super) fn call_line(call: &Call) -> String {
         call.choice_index,
         call.kind.as_str(),
         call.status.as_str(),
-        ids(call.prompt_token_ids.as_ref(), call.prompt_ids_source),
-        ids(call.completion_token_ids.as_ref(), call.completion_ids_source),
+        ids(call.prompt_tokens(), call.prompt_ids_source),
+        ids(call.completion_token_ids.as_ref().map(|ids| ids.len() as u64), call.completion_ids_source),
         call.duration_us as f64 / 1000.0,
         call.finish_reason.as_deref().unwrap_or("-"),
         if call.trainable { "yes" } else { &reasons }
@@ -212,7 +218,7 @@ pub(super) fn call_line(call: &Call) -> String {
 }
 
 /// How many ids there are; those that the model has not told are marked.
-fn ids(ids: Option<&Vec<u32>>, source: IdsSource) -> String {
+fn ids(ids: Option<u64>, source: IdsSource) -> String {
     let mark = if source == IdsSource::LocalTokenizer { "~" } else { "" };
-    ids.map_or("-".to_owned(), |ids| format!("{mark}{}", ids.len()))
+    ids.map_or("-".to_owned(), |ids| format!("{mark}{ids}"))
 }

@@ -11,7 +11,9 @@ mod verify;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use anyhow::Context as _;
 use clap::Subcommand;
 use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser as _;
@@ -103,6 +105,10 @@ struct ListArgs {
     /// Only the newest N, still oldest first.
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
+    /// Only calls of the last days, as `7d`: those of earlier days (UTC) are not read. What is left is what
+    /// `prune --older-than` of as many days would leave.
+    #[arg(long, value_name = "DAYS", value_parser = days)]
+    last: Option<u32>,
     /// One JSON object a line.
     #[arg(long)]
     json: bool,
@@ -198,6 +204,23 @@ fn time(us: i64) -> String {
     let seconds = us.div_euclid(1_000_000).rem_euclid(86_400);
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
     format!("{} {hours:02}:{minutes:02}:{:02}", crate::capture::date_of(us), seconds % 60)
+}
+
+/// A century.
+const MOST_DAYS: u32 = 36_525;
+
+/// A number of days, as `30d`.
+fn days(text: &str) -> Result<u32, String> {
+    let number = text.strip_suffix('d').and_then(|number| number.parse().ok());
+    let number = number.filter(|number| *number <= MOST_DAYS);
+    number.ok_or_else(|| format!("a number of days up to {MOST_DAYS} is to stand here, as 30d"))
+}
+
+/// When the day (UTC) so many days ago began, µs since the Unix epoch.
+fn start_of_day(days_ago: u32) -> anyhow::Result<i64> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock is before 1970")?;
+    let today = i64::try_from(now.as_secs() / 86_400).context("the clock is far in the future")?;
+    Ok((today - i64::from(days_ago)) * 86_400_000_000)
 }
 
 /// How far a long work is: on a terminal, for bytes.

@@ -1,12 +1,11 @@
 //! `lego capture prune`.
 
 use std::io::Write;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use indicatif::HumanBytes;
 
-use super::Folder;
+use super::{Folder, days, start_of_day};
 use crate::capture::date_of;
 use crate::run::count;
 
@@ -25,21 +24,10 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// A century.
-const MOST_DAYS: u32 = 36_525;
-
-fn days(text: &str) -> Result<u32, String> {
-    let number = text.strip_suffix('d').and_then(|number| number.parse().ok());
-    let number = number.filter(|number| *number <= MOST_DAYS);
-    number.ok_or_else(|| format!("a number of days up to {MOST_DAYS} is to stand here, as 30d"))
-}
-
 /// Removes days, and says which.
 pub(super) fn run(out: &mut dyn Write, args: &Args) -> anyhow::Result<()> {
     let dir = args.folder.captures()?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock is before 1970")?;
-    let now = i64::try_from(now.as_micros()).context("the clock is far in the future")?;
-    let before = date_of(now - i64::from(args.older_than) * 86_400_000_000);
+    let before = date_of(start_of_day(args.older_than)?);
     let pruned = crate::capture::prune(&dir, &before, args.dry_run)?;
     for day in &pruned {
         if args.json {

@@ -144,6 +144,7 @@ impl Open {
             error,
             trainable: false,
             not_trainable_reasons: routing.reason.map(str::to_owned).into_iter().collect(),
+            shared: None,
         }
     }
 

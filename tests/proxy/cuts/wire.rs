@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use async_trait::async_trait;
 use lego::config::{Relay, UpstreamResponses};
 use lego::proxy::{Proxy, ProxyOptions};
-use lego::record::{Call, CallSink, Routing, RoutingBase, RoutingShape, SinkError, UpstreamKind};
+use lego::record::{Call, CallSink, ChoiceId, Routing, RoutingShape, SinkError, UpstreamKind};
 use lego::upstream::Upstream;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -60,7 +60,7 @@ impl Answer {
 
 /// A store by call. Expert routing that an earlier call has is put back.
 #[derive(Default)]
-pub struct Store(Mutex<HashMap<String, Vec<Call>>>, Mutex<HashMap<RoutingBase, Routing>>);
+pub struct Store(Mutex<HashMap<String, Vec<Call>>>, Mutex<HashMap<ChoiceId, Routing>>);
 
 impl Store {
     /// The records of a call. They must be there: durable before done.
@@ -83,7 +83,7 @@ impl Store {
         let shape = RoutingShape { start: 0, rows: shape.start + shape.rows, ..shape };
         let whole =
             Routing::new(shape, [&before[..], &routing.data()[..]].concat().into()).expect("all rows");
-        known.insert(RoutingBase { call_id: call.call_id, choice_index: call.choice_index }, whole.clone());
+        known.insert(ChoiceId { call_id: call.call_id, choice_index: call.choice_index }, whole.clone());
         Call { routing: Some(whole), ..call }
     }
 }

@@ -13,10 +13,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::CaptureError;
+use super::filter::Filter;
 use super::frame::{self, Frames, HEADER_LEN, Step};
 use super::journal::Journal;
 use super::layout;
 use super::payload::{self, Payload};
+use super::place::Place;
 use super::reader::{Query, Reader};
 use super::room::Limits;
 use super::storage::{Storage, make_folder};
@@ -124,8 +126,8 @@ pub(super) fn folder(dir: &Path) -> PathBuf {
 }
 
 /// What an earlier writer left: the last drafts of calls that have no record, and the files to delete once they do.
-pub(super) fn recover(dir: &Path) -> Result<(Vec<Call>, Vec<PathBuf>), CaptureError> {
-    let drafts = folder(dir);
+pub(super) fn recover(place: &Place) -> Result<(Vec<Call>, Vec<PathBuf>), CaptureError> {
+    let drafts = folder(place.dir());
     let names = layout::segments(&drafts)?;
     let Some(since) = names.iter().map(|name| name.number).min() else {
         return Ok((vec![], vec![]));
@@ -141,9 +143,16 @@ pub(super) fn recover(dir: &Path) -> Result<(Vec<Call>, Vec<PathBuf>), CaptureEr
     }
     if !last.is_empty() {
         let ids: BTreeSet<CallId> = last.keys().map(|(id, _)| *id).collect();
-        let query =
-            Query { without_bodies: true, without_routing: true, as_stored: true, ..Query::default() };
-        for call in Reader::open_since(dir, query, since)? {
+        // What was uploaded since is asked for by id: only a few row groups have any of them.
+        let filter = place.is_remote().then(|| Filter::calls(&ids));
+        let query = Query {
+            without_bodies: true,
+            without_routing: true,
+            as_stored: true,
+            filter,
+            ..Query::default()
+        };
+        for call in Reader::open_since(place, query, since)? {
             let call = call?;
             if ids.contains(&call.call_id) {
                 last.remove(&(call.call_id, call.choice_index));

@@ -48,6 +48,42 @@ pub enum CaptureError {
         /// The folder asked for.
         dir: PathBuf,
     },
+    /// Object storage did not do what was asked of it.
+    #[error("cannot {action} {place}: {reason}")]
+    Remote {
+        /// The URL, or that of an object.
+        place: String,
+        /// What was tried.
+        action: &'static str,
+        /// What happened, and what to do.
+        reason: String,
+        /// The object is not there.
+        is_missing: bool,
+    },
+    /// There is nothing in object storage.
+    #[error("no captures: there is nothing under {place} (the proxy's capture_dir is meant)")]
+    Nothing {
+        /// The URL.
+        place: String,
+    },
+    /// A URL that cannot be used.
+    #[error("this place of captures cannot be used: {reason}")]
+    Url {
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The folder that goes with a URL is another's.
+    #[error(
+        "{dir} holds captures that go to {owner}, not to {url}: name another folder (proxy.capture_local_dir, --local-dir)"
+    )]
+    OthersFolder {
+        /// The folder.
+        dir: PathBuf,
+        /// The URL that was named.
+        url: String,
+        /// The one that it belongs to.
+        owner: String,
+    },
     /// The writer was closed before.
     #[error("the capture store in {dir} is closed")]
     Closed {

@@ -5,27 +5,34 @@
 //! from there. Every call comes once.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::error::CaptureError;
 use super::frame::{self, Frames, HEADER_LEN, Salt, Step};
 use super::layout::{self, DayFileName, SegmentName, date_of};
-use super::listing::{ListedFile, Listing, OpenSegment};
+use super::listing::{ListedFile, Listing, OpenSegment, remote_day};
 use super::mark::Mark;
 use super::parquet_calls::{self, ParquetCalls};
 use super::payload;
+use super::place::Place;
 use super::reader::{Query, Whole};
 use crate::record::{Call, CallId};
 
 /// Looks at damaged bytes until they are passed over: a writer may be taking a failed write back.
 const PATIENCE: u32 = 10;
+/// Time between two looks at object storage.
+const AFAR: Duration = Duration::from_secs(5);
 
 /// Follows one folder.
 pub struct Follow {
     dir: PathBuf,
+    place: Place,
+    /// When object storage was listed last.
+    listed: Instant,
     query: Query,
     whole: Whole,
     segments: BTreeMap<SegmentName, Followed>,
@@ -34,6 +41,8 @@ pub struct Follow {
     /// Names of files that came with the last look, of segments that were not seen. They may not all be there yet: a
     /// segment of two days becomes two files.
     fresh: HashSet<String>,
+    /// The same of files in object storage, by day too: those of one segment do not come at once.
+    afar: HashSet<PathBuf>,
     warnings: Vec<String>,
 }
 
@@ -104,18 +113,29 @@ impl Follow {
     ///
     /// # Errors
     /// The folder is missing, or a file cannot be read.
-    pub fn open(dir: &Path, query: Query, count: usize) -> Result<(Vec<Call>, Self), CaptureError> {
+    pub fn open(
+        dir: impl Into<Place>,
+        query: Query,
+        count: usize,
+    ) -> Result<(Vec<Call>, Self), CaptureError> {
+        let place: Place = dir.into();
+        let dir = place.dir();
         // What comes after this list and before the next is in that one, or not known yet.
         let before = parquet_names(dir)?;
-        let Listing { segments, files } = Listing::of(dir, 0, None)?;
-        let listed = files.iter().filter_map(|file| Some(file.path.file_stem()?.to_str()?.to_owned()));
+        let Listing { segments, files } = Listing::of(&place, 0, None)?;
+        place.expect_some(segments.is_empty() && files.is_empty())?;
+        let here = files.iter().filter(|file| !file.is_afar());
+        let listed = here.map(|file| file.stem().to_owned());
         let mut follow = Self {
             dir: dir.to_owned(),
-            whole: Whole::new(dir, &query),
+            place: place.clone(),
+            listed: Instant::now(),
+            whole: Whole::new(&place, &query),
             query,
             segments: BTreeMap::new(),
             known: before.into_keys().chain(listed).collect(),
             fresh: HashSet::new(),
+            afar: files.iter().filter(|file| file.is_afar()).map(|file| file.path.clone()).collect(),
             warnings: vec![],
         };
         let mut newest = Newest { count, calls: BinaryHeap::new() };
@@ -133,7 +153,8 @@ impl Follow {
         }
         for (date, files) in days.into_iter().rev() {
             for file in files {
-                follow.read_parquet(&file.path, &mut |call| newest.push(call))?;
+                let calls = ParquetCalls::of(file, &follow.query)?;
+                follow.read_parquet(&file.path, calls, &mut |call| newest.push(call))?;
             }
             if newest.is_settled(date) {
                 break;
@@ -198,19 +219,60 @@ impl Follow {
             if stem.starts_with("merged-") {
                 self.check_merged(&paths);
             } else {
+                let marks = paths.iter().filter_map(|path| path.parent()).map(Mark::share);
+                let _marks = marks.collect::<Result<Vec<_>, _>>()?;
+                if self.place.is_remote() && !paths.iter().all(|path| path.exists()) {
+                    // It was uploaded meanwhile.
+                    continue;
+                }
                 for path in &paths {
-                    let _mark = path.parent().map(Mark::share).transpose()?;
-                    self.read_parquet(path, give)?;
+                    let calls = ParquetCalls::open(path, &self.query);
+                    self.read_parquet(path, calls, give)?;
                 }
             }
             self.known.insert(stem);
         }
         self.fresh = fresh;
+        self.look_afar(&there, give)
+    }
+
+    /// What other machines uploaded, and what was uploaded here between two looks: looked for now and then.
+    fn look_afar(
+        &mut self,
+        there: &BTreeSet<SegmentName>,
+        give: &mut dyn FnMut(Call),
+    ) -> Result<(), CaptureError> {
+        let Some(remote) = self.place.remote().cloned().filter(|_| self.listed.elapsed() >= AFAR) else {
+            return Ok(());
+        };
+        // New calls are of the newest days; those of another machine may be a night late.
+        for date in remote.days()?.iter().rev().take(2) {
+            for file in remote_day(&remote, date)? {
+                let stem = file.stem().to_owned();
+                let name = layout::day_file_name(&stem);
+                let is_in_journal = matches!(name, Some(DayFileName::Segment(name)) if there.contains(&name));
+                let is_known = self.known.contains(&stem) || self.fresh.contains(&stem);
+                if is_in_journal || is_known || self.afar.contains(&file.path) {
+                    continue;
+                }
+                if !file.is_merged() {
+                    let calls = ParquetCalls::of(&file, &self.query)?;
+                    self.read_parquet(&file.path, calls, give)?;
+                }
+                self.afar.insert(file.path);
+            }
+        }
+        self.listed = Instant::now();
         Ok(())
     }
 
-    fn read_parquet(&mut self, path: &Path, give: &mut dyn FnMut(Call)) -> Result<(), CaptureError> {
-        match ParquetCalls::open(path, &self.query) {
+    fn read_parquet(
+        &mut self,
+        path: &Path,
+        calls: Result<ParquetCalls, String>,
+        give: &mut dyn FnMut(Call),
+    ) -> Result<(), CaptureError> {
+        match calls {
             Ok(calls) => {
                 for call in calls {
                     if let Some(call) = self.whole.make(call?)? {
@@ -226,7 +288,8 @@ impl Follow {
     /// A merged file has only what was given before, unless files came and were merged between two looks.
     fn check_merged(&mut self, paths: &[PathBuf]) {
         for path in paths {
-            let replaced = parquet_calls::replaces(path);
+            let replaced =
+                parquet_calls::open(path).map_or_else(|_| vec![], |file| parquet_calls::replaces(&file));
             let missed: Vec<String> =
                 replaced.into_iter().filter(|stem| !self.known.contains(stem)).collect();
             if !missed.is_empty() {

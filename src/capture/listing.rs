@@ -4,17 +4,23 @@
 //! still read from its open file, and its Parquet, known by its name, is left out; one that was gone already has its
 //! Parquet in the list. A merged file names the files that it replaces: they are left out until they are deleted. Where
 //! it replaces the Parquet of a segment that is open here, that segment is gone by now, and the list is made again.
+//!
+//! Object storage is listed last: what went there in between is in the list of the folder too, and stays there until
+//! this list is dropped. A file that is in both places is read from the folder.
 
-use std::collections::HashSet;
-use std::fs::File;
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, File};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::ahead::Begun;
 use super::error::CaptureError;
 use super::layout::{self, DayFileName, SegmentName};
 use super::mark::Mark;
 use super::parquet_calls;
+use super::place::Place;
+use super::remote::{self, Object, Remote, RemoteFile, Stored};
 
 /// Lists are made again only while files are merged, which takes longer than listing.
 const TRIES: usize = 16;
@@ -26,20 +32,96 @@ pub(super) struct OpenSegment {
     pub(super) file: File,
 }
 
-/// A Parquet file, which stays while this value lives.
+/// A Parquet file. One of this machine stays while this value lives; one in object storage only `prune` takes away.
 #[derive(Debug, Clone)]
 pub(super) struct ListedFile {
+    /// For people, and for its name: of one in object storage its URL.
     pub(super) path: PathBuf,
     /// `YYYY-MM-DD`, as its folder says.
     pub(super) date: String,
-    pub(super) _mark: Arc<Mark>,
+    at: At,
+}
+
+#[derive(Debug, Clone)]
+enum At {
+    Local { _mark: Arc<Mark> },
+    Remote { remote: Remote, object: Object, begun: Arc<Begun> },
 }
 
 impl ListedFile {
     /// It was made of several files.
     pub(super) fn is_merged(&self) -> bool {
-        let stem = self.path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
-        matches!(layout::day_file_name(stem), Some(DayFileName::Merged(_)))
+        matches!(layout::day_file_name(self.stem()), Some(DayFileName::Merged(_)))
+    }
+
+    /// One of this machine, in a day that is marked.
+    pub(super) fn here(path: PathBuf, date: &str, mark: &Arc<Mark>) -> Self {
+        Self { path, date: date.to_owned(), at: At::Local { _mark: Arc::clone(mark) } }
+    }
+
+    /// Opens it for `look`, whose error says what is wrong with the file.
+    ///
+    /// # Errors
+    /// Object storage could not be reached.
+    pub(super) fn look<T>(
+        &self,
+        look: impl FnOnce(&Stored) -> Result<T, String>,
+    ) -> Result<Result<T, String>, CaptureError> {
+        let file = match self.open() {
+            Ok(file) => file,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        let looked = look(&file);
+        file.failure().map_or(Ok(looked), Err)
+    }
+
+    /// It is in object storage.
+    pub(super) const fn is_afar(&self) -> bool {
+        matches!(self.at, At::Remote { .. })
+    }
+
+    /// Of one in object storage: what was read of it before its turn.
+    pub(super) fn begun(&self) -> Option<&Begun> {
+        match &self.at {
+            At::Local { .. } => None,
+            At::Remote { begun, .. } => Some(begun),
+        }
+    }
+
+    /// Its name without an ending.
+    pub(super) fn stem(&self) -> &str {
+        self.path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default()
+    }
+
+    /// Opens it; nothing is read yet.
+    pub(super) fn open(&self) -> io::Result<Stored> {
+        Ok(match &self.at {
+            At::Local { .. } => Stored::Local(Arc::new(File::open(&self.path)?)),
+            At::Remote { remote, object, .. } => {
+                Stored::Remote(RemoteFile::new(remote.clone(), object.clone()))
+            }
+        })
+    }
+
+    /// All of it as a file of this machine.
+    pub(super) fn whole(&self) -> Result<File, CaptureError> {
+        match &self.at {
+            At::Local { .. } => File::open(&self.path).map_err(CaptureError::io("open", &self.path)),
+            At::Remote { remote, object, .. } => remote::copied(remote, object),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        match &self.at {
+            At::Local { .. } => fs::metadata(&self.path).map_or(0, |metadata| metadata.len()),
+            At::Remote { object, .. } => object.bytes,
+        }
+    }
+
+    /// [`parquet_calls::replaces`] of it.
+    fn replaces(&self) -> Result<Vec<String>, CaptureError> {
+        // One that cannot be opened is told where it is read.
+        Ok(self.look(|file| Ok(parquet_calls::replaces(file)))?.unwrap_or_default())
     }
 }
 
@@ -51,23 +133,22 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// All of `dir`, without the files of segments before `since`, and without those of days before that of `from`, µs
-    /// since the Unix epoch.
-    pub(super) fn of(dir: &Path, since: u64, from: Option<i64>) -> Result<Self, CaptureError> {
-        if !dir.is_dir() {
-            return Err(CaptureError::NoFolder { dir: dir.to_owned() });
-        }
+    /// All that is in a place, without the files of segments before `since`, and without those of days before that of
+    /// `from`, µs since the Unix epoch.
+    pub(super) fn of(place: &Place, since: u64, from: Option<i64>) -> Result<Self, CaptureError> {
+        place.require()?;
         let first = from.map(layout::date_of);
         for _ in 0..TRIES {
-            if let Some(listing) = Self::once(dir, since, first.as_deref())? {
+            if let Some(listing) = Self::once(place, since, first.as_deref())? {
                 return Ok(listing);
             }
         }
         let reason = "a merged file replaces a segment that is still in the journal: was a part of the folder copied back?";
-        Err(CaptureError::corrupt(dir, reason))
+        Err(CaptureError::corrupt(place.dir(), reason))
     }
 
-    fn once(dir: &Path, since: u64, first: Option<&str>) -> Result<Option<Self>, CaptureError> {
+    fn once(place: &Place, since: u64, first: Option<&str>) -> Result<Option<Self>, CaptureError> {
+        let dir = place.dir();
         let mut open: HashSet<SegmentName> = HashSet::new();
         let mut segments = vec![];
         for name in layout::segments(dir)?.into_iter().filter(|name| name.number >= since) {
@@ -81,19 +162,32 @@ impl Listing {
                 Err(error) => return Err(CaptureError::io("open", &path)(error)),
             }
         }
-        let mut files = vec![];
-        let days = layout::days(dir)?.into_iter();
-        for date in days.filter(|date| first.is_none_or(|first| date.as_str() >= first)) {
+        let is_wanted = |date: &String| first.is_none_or(|first| date.as_str() >= first);
+        let mut days: BTreeMap<String, Vec<ListedFile>> = BTreeMap::new();
+        for date in layout::days(dir)?.into_iter().filter(is_wanted) {
             let folder = layout::day_folder(dir, &date);
             let Some(mark) = Mark::share(&folder)?.map(Arc::new) else {
                 continue;
             };
-            let found = layout::day_files(&folder)?;
+            for (path, _) in layout::day_files(&folder)? {
+                days.entry(date.clone()).or_default().push(ListedFile::here(path, &date, &mark));
+            }
+        }
+        // After the folder, from which files go only once they are there.
+        if let Some(remote) = place.remote() {
+            for date in remote.days()?.into_iter().filter(is_wanted) {
+                let day = days.entry(date.clone()).or_default();
+                let here: HashSet<String> = day.iter().map(|file| file.stem().to_owned()).collect();
+                let files = remote_day(remote, &date)?.into_iter();
+                day.extend(files.filter(|file| !here.contains(file.stem())));
+            }
+        }
+        let mut files = vec![];
+        for mut day in days.into_values() {
+            day.sort_by(|a, b| a.path.file_name().cmp(&b.path.file_name()));
             let mut replaced: HashSet<String> = HashSet::new();
-            for (path, name) in &found {
-                if matches!(name, Some(DayFileName::Merged(_))) {
-                    replaced.extend(parquet_calls::replaces(path));
-                }
+            for file in day.iter().filter(|file| file.is_merged()) {
+                replaced.extend(file.replaces()?);
             }
             let is_open = |stem: &String| {
                 let name = layout::day_file_name(stem);
@@ -102,18 +196,27 @@ impl Listing {
             if replaced.iter().any(is_open) {
                 return Ok(None);
             }
-            for (path, name) in found {
-                let is_read_elsewhere = match name {
+            files.extend(day.into_iter().filter(|file| {
+                let is_read_elsewhere = match layout::day_file_name(file.stem()) {
                     Some(DayFileName::Segment(name)) => name.number < since || open.contains(&name),
                     Some(DayFileName::Merged(name)) => name.number < since,
                     None => false,
                 };
-                let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
-                if !is_read_elsewhere && !replaced.contains(stem) {
-                    files.push(ListedFile { path, date: date.clone(), _mark: Arc::clone(&mark) });
-                }
-            }
+                !is_read_elsewhere && !replaced.contains(file.stem())
+            }));
         }
         Ok(Some(Self { segments, files }))
     }
+}
+
+/// The Parquet files of a day of a bucket.
+pub(super) fn remote_day(remote: &Remote, date: &str) -> Result<Vec<ListedFile>, CaptureError> {
+    let objects = remote.objects(date)?.into_iter();
+    let files = objects.filter(|object| object.name.ends_with(".parquet") && !object.name.contains('/'));
+    let file = |object: Object| ListedFile {
+        path: remote.path(&object),
+        date: date.to_owned(),
+        at: At::Remote { remote: remote.clone(), object, begun: Arc::default() },
+    };
+    Ok(files.map(file).collect())
 }

@@ -143,7 +143,7 @@ struct Source {
 }
 
 /// Whether a file is what was written. One that was merged has a checksum.
-fn sound(path: &Path, is_merged: bool) -> Result<(), String> {
+pub(super) fn sound(path: &Path, is_merged: bool) -> Result<(), String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
     let metadata = parquet_calls::metadata(path)?;
     parquet_calls::check_version(&metadata)?;
@@ -168,7 +168,9 @@ fn delete_replaced(
         if !matches!(name, Some(DayFileName::Merged(_))) {
             continue;
         }
-        let stems = parquet_calls::replaces(&path).into_iter();
+        let stems = parquet_calls::open(&path)
+            .map_or_else(|_| vec![], |file| parquet_calls::replaces(&file))
+            .into_iter();
         let sources: Vec<PathBuf> = stems.map(|stem| folder.join(format!("{stem}.parquet"))).collect();
         if !sources.iter().any(|source| source.exists()) {
             continue;

@@ -6,6 +6,9 @@
 //!                                                            │ full, old or closed
 //!                                                            ▼
 //!                                        compacting thread ─▶ date=YYYY-MM-DD/calls-*.parquet
+//!                                                            │ with a URL ([`Place`], [`Uploader`])
+//!                                                            ▼
+//!                                        uploading thread ─▶ s3://bucket/prefix/date=YYYY-MM-DD/calls-*.parquet
 //! ```
 //!
 //! Invariants:
@@ -19,6 +22,7 @@
 //! - One writer a folder. Readers may run beside it, and mark the days that they read ([`mark`]): no file goes away
 //!   under them. Merged files replace others all at once ([`merge`]).
 
+mod ahead;
 mod columns;
 mod compact;
 mod compactor;
@@ -38,15 +42,18 @@ mod mark;
 mod merge;
 mod parquet_calls;
 mod payload;
+mod place;
 mod prune;
 mod reader;
 mod recovery;
+mod remote;
 mod room;
 mod spill;
 #[cfg(feature = "sql")]
 pub mod sql;
 mod storage;
 mod summed;
+mod uploader;
 mod verify;
 mod writer;
 
@@ -56,10 +63,12 @@ pub use filter::{Filter, FilterError};
 pub use follow::Follow;
 pub use layout::date_of;
 pub use merge::{CompactedDay, compact_days};
+pub use place::Place;
 pub use prune::{Pruned, prune};
 pub use reader::{Query, Reader};
 pub use recovery::{Recovery, TornTail};
 pub use room::Limits;
 pub use spill::{SLOT_BYTES, Slot, Spill};
+pub use uploader::Uploader;
 pub use verify::{Finding, Verified, Watch, verify};
 pub use writer::{Closed, Durability, Writer, WriterOptions};

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use arrow::array::{Array as _, BooleanArray, StringArray};
 use arrow::error::ArrowError;
@@ -17,7 +18,9 @@ use parquet::file::statistics::Statistics;
 
 use super::error::CaptureError;
 use super::filter::{Filter, Group, Range, TextTest, Value};
+use super::listing::ListedFile;
 use super::reader::Query;
+use super::remote::Stored;
 use super::{columns, decode};
 use crate::record::{Call, SCHEMA_VERSION};
 
@@ -29,6 +32,7 @@ const BATCH_BYTES: i64 = 128 << 20;
 
 pub(super) struct ParquetCalls {
     path: PathBuf,
+    file: Stored,
     query: Query,
     batches: Option<ParquetRecordBatchReader>,
     ready: VecDeque<Call>,
@@ -37,12 +41,23 @@ pub(super) struct ParquetCalls {
 impl ParquetCalls {
     /// Opens a file; the error says why it is not one of ours.
     pub(super) fn open(path: &Path, query: &Query) -> Result<Self, String> {
-        let file = File::open(path).map_err(|error| error.to_string())?;
-        let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| error.to_string())?;
+        Self::start(path, &open(path)?, query)
+    }
+
+    /// The same of one that may be in object storage.
+    ///
+    /// # Errors
+    /// That could not be reached.
+    pub(super) fn of(listed: &ListedFile, query: &Query) -> Result<Result<Self, String>, CaptureError> {
+        listed.look(|file| Self::start(&listed.path, file, query))
+    }
+
+    fn start(path: &Path, file: &Stored, query: &Query) -> Result<Self, String> {
+        let builder = builder(file)?;
         check_version(builder.metadata())?;
-        let batches = plan(builder, query).map_err(|error| error.to_string())?;
+        let batches = plan(file, builder, query).map_err(|error| error.to_string())?;
         let (path, query, ready) = (path.to_owned(), query.clone(), VecDeque::new());
-        Ok(Self { path, query, batches: Some(batches), ready })
+        Ok(Self { path, file: file.clone(), query, batches: Some(batches), ready })
     }
 
     fn refill(&mut self) -> Result<bool, CaptureError> {
@@ -50,7 +65,9 @@ impl ParquetCalls {
             let Some(batch) = self.batches.as_mut().and_then(Iterator::next) else {
                 return Ok(false);
             };
-            let corrupt = |reason: String| CaptureError::corrupt(&self.path, reason);
+            let corrupt = |reason: String| {
+                self.file.failure().unwrap_or_else(|| CaptureError::corrupt(&self.path, reason))
+            };
             let batch = batch.map_err(|error| corrupt(error.to_string()))?;
             let calls = decode::calls(&batch).map_err(corrupt)?;
             self.ready = calls.into_iter().filter(|call| self.query.may_want(call)).collect();
@@ -86,7 +103,8 @@ fn predicate(query: &Query) -> Option<Filter> {
 }
 
 fn plan(
-    builder: ParquetRecordBatchReaderBuilder<File>,
+    file: &Stored,
+    builder: ParquetRecordBatchReaderBuilder<Stored>,
     query: &Query,
 ) -> parquet::errors::Result<ParquetRecordBatchReader> {
     let wanted = predicate(query);
@@ -117,6 +135,10 @@ fn plan(
         Box::new(predicate) as Box<dyn ArrowPredicate>
     });
     let filter = RowFilter::new(texts.collect());
+    let leaf = |column: &str| schema.columns().iter().position(|leaf| leaf.path().string() == column);
+    let first: Vec<usize> =
+        wanted.iter().flat_map(Filter::texts).filter_map(|test| leaf(test.column())).collect();
+    file.expect(builder.metadata(), &groups, &mask, &first);
     let rows = batch_rows(builder.metadata(), &groups);
     let builder = builder.with_batch_size(rows).with_row_groups(groups);
     builder.with_projection(mask).with_row_filter(filter).build()
@@ -134,14 +156,14 @@ pub(super) fn batch_rows(metadata: &ParquetMetaData, groups: &[usize]) -> usize 
 
 /// A row group of an open file.
 pub(super) struct RowGroup<'a> {
-    builder: &'a ParquetRecordBatchReaderBuilder<File>,
+    builder: &'a ParquetRecordBatchReaderBuilder<Stored>,
     index: usize,
     /// Bloom filters by column, read once. One that is not there, or cannot be read, rules nothing out.
     blooms: RefCell<HashMap<usize, Option<Sbbf>>>,
 }
 
 impl<'a> RowGroup<'a> {
-    pub(super) fn new(builder: &'a ParquetRecordBatchReaderBuilder<File>, index: usize) -> Self {
+    pub(super) fn new(builder: &'a ParquetRecordBatchReaderBuilder<Stored>, index: usize) -> Self {
         Self { builder, index, blooms: RefCell::default() }
     }
 
@@ -188,12 +210,23 @@ impl Group for RowGroup<'_> {
 
 /// The files, without their ending, whose calls are all in this one. None where that cannot be read: then it is no
 /// file of ours, or its calls cannot be read either.
-pub(super) fn replaces(path: &Path) -> Vec<String> {
-    let Ok(metadata) = metadata(path) else {
+pub(super) fn replaces(file: &Stored) -> Vec<String> {
+    let Ok(footer) = file.footer() else {
         return vec![];
     };
-    let names = key_value(&metadata, columns::REPLACES_KEY).unwrap_or_default();
+    let names = key_value(footer.metadata(), columns::REPLACES_KEY).unwrap_or_default();
     names.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+/// A file of this machine.
+pub(super) fn open(path: &Path) -> Result<Stored, String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    Ok(Stored::Local(Arc::new(file)))
+}
+
+fn builder(file: &Stored) -> Result<ParquetRecordBatchReaderBuilder<Stored>, String> {
+    let footer = file.footer().map_err(|error| error.to_string())?;
+    Ok(ParquetRecordBatchReaderBuilder::new_with_metadata(file.clone(), footer))
 }
 
 /// A file's footer; the error says why there is none.
@@ -207,12 +240,13 @@ pub(super) fn metadata(path: &Path) -> Result<ParquetMetaData, String> {
 ///
 /// # Errors
 /// Why the file cannot be read.
-pub(super) fn bases(path: &Path, tell: &mut dyn FnMut(&str, Option<&str>, bool)) -> Result<(), String> {
-    let file = File::open(path).map_err(|error| error.to_string())?;
-    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| error.to_string())?;
+pub(super) fn bases(file: &Stored, tell: &mut dyn FnMut(&str, Option<&str>, bool)) -> Result<(), String> {
+    let builder = builder(file)?;
     check_version(builder.metadata())?;
     let names = ["call_id", "routing_base_call_id", "routing_rows"];
     let mask = ProjectionMask::columns(builder.parquet_schema(), names);
+    let groups: Vec<usize> = (0..builder.metadata().num_row_groups()).collect();
+    file.expect(builder.metadata(), &groups, &mask, &[]);
     let batches = builder.with_projection(mask).build().map_err(|error| error.to_string())?;
     for batch in batches {
         let batch = batch.map_err(|error| error.to_string())?;

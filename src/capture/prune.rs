@@ -1,22 +1,26 @@
 //! Old days away, whole.
 //!
 //! A day goes only if nothing that stays needs it: no call of a day that is kept goes on from expert routing that lies in
-//! it, and none of the journal from that or from a part of its history. Where that cannot be known the day stays, and the reason is told. A day is renamed before it
-//! is deleted, so that a crash leaves no half of a day to readers.
+//! it, and none of the journal from that or from a part of its history. Where that cannot be known the day stays, and the
+//! reason is told. A day is renamed before it is deleted, so that a crash leaves no half of a day to readers. Objects
+//! cannot be renamed: of a day in object storage some calls may be left, which the next `prune` removes.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
 use super::error::CaptureError;
 use super::layout::{self, date_of, sync_folder};
+use super::listing::{ListedFile, remote_day};
 use super::lock::{self, Lock};
 use super::mark::Mark;
 use super::parquet_calls;
+use super::place::Place;
 use super::reader::SegmentCalls;
+use super::remote::{Object, Remote, Stored};
 use crate::record::{CallId, Routing};
 
 /// What became of a day that is old enough.
@@ -38,39 +42,37 @@ pub struct Pruned {
 ///
 /// # Errors
 /// The folder is missing, or what stays cannot be read: then nobody knows what it needs, and nothing is removed.
-pub fn prune(dir: &Path, before: &str, is_dry: bool) -> Result<Vec<Pruned>, CaptureError> {
-    if !dir.is_dir() {
-        return Err(CaptureError::NoFolder { dir: dir.to_owned() });
-    }
+pub fn prune(dir: impl Into<Place>, before: &str, is_dry: bool) -> Result<Vec<Pruned>, CaptureError> {
+    let place = &dir.into();
+    let dir = place.dir();
+    place.require()?;
     let writer = lock::writer(dir)?;
     // No writer is to begin meanwhile.
-    let _lock = if writer.is_none() && !is_dry { Some(Lock::take(dir)?) } else { None };
+    let _lock = if writer.is_none() && !is_dry && dir.is_dir() { Some(Lock::take(dir)?) } else { None };
     if !is_dry {
         let half = layout::half_pruned(dir)?.into_iter();
         for folder in half.filter(|(date, _)| is_date(date)).map(|(_, folder)| folder) {
             fs::remove_dir_all(&folder).map_err(CaptureError::io("delete", &folder))?;
         }
     }
-    let (mut old, kept): (Vec<String>, Vec<String>) =
-        layout::days(dir)?.into_iter().partition(|date| is_date(date) && date.as_str() < before);
-    old.sort();
-    let mut work = Work { dir, writer, before, needed: HashSet::new() };
+    let mut days: BTreeSet<String> = layout::days(dir)?.into_iter().collect();
+    days.extend(place.remote().map_or(Ok(vec![]), Remote::days)?);
+    let (old, kept): (Vec<String>, Vec<String>) =
+        days.into_iter().partition(|date| is_date(date) && date.as_str() < before);
+    let mut work = Work { place, writer, before, needed: HashSet::new() };
     work.needs_of_journal()?;
     for date in kept {
-        for file in work.files(&date)? {
-            let needs = work.needs_of(&file);
-            needs.map_err(|reason| {
-                CaptureError::corrupt(
-                    &file,
-                    format!("{reason}; what it needs is not known, so nothing is removed"),
-                )
-            })?;
+        for file in work.day(&date)?.files {
+            work.needs_of(&file)?;
         }
     }
     let mut days: Vec<Day> = vec![];
     for date in old {
         let day = work.day(&date)?;
-        days.push(day);
+        // What was uploaded leaves an empty folder.
+        if !(place.is_remote() && day.names.is_empty() && day.objects.is_empty()) {
+            days.push(day);
+        }
     }
     // From the newest on: what stays may need what is older, and then that stays as well.
     loop {
@@ -80,10 +82,7 @@ pub fn prune(dir: &Path, before: &str, is_dry: bool) -> Result<Vec<Pruned>, Capt
                 (day.pruned.reason, day.pruned.is_refused) = (Some(reason), is_refused);
                 for file in &day.files {
                     // One that cannot be read is a reason to keep the day, and its needs are not known.
-                    if let Err(reason) = work.needs_of(file) {
-                        let reason = format!("{reason}; what it needs is not known, so nothing is removed");
-                        return Err(CaptureError::corrupt(file, reason));
-                    }
+                    work.needs_of(file)?;
                 }
                 is_changed = true;
             }
@@ -111,7 +110,7 @@ fn is_date(text: &str) -> bool {
 }
 
 struct Work<'a> {
-    dir: &'a Path,
+    place: &'a Place,
     writer: Option<String>,
     before: &'a str,
     /// Calls that must stay because others go on from them.
@@ -121,33 +120,35 @@ struct Work<'a> {
 /// A day that is old enough.
 struct Day {
     pruned: Pruned,
-    files: Vec<PathBuf>,
+    files: Vec<ListedFile>,
     /// Names of all that is in the folder.
     names: Vec<String>,
+    /// All that is in object storage.
+    objects: Vec<Object>,
     has_routing: bool,
 }
 
 impl Work<'_> {
-    fn files(&self, date: &str) -> Result<Vec<PathBuf>, CaptureError> {
-        let files = layout::day_files(&layout::day_folder(self.dir, date))?;
-        Ok(files.into_iter().map(|(path, _)| path).collect())
-    }
-
     fn day(&self, date: &str) -> Result<Day, CaptureError> {
-        let folder = layout::day_folder(self.dir, date);
+        let folder = layout::day_folder(self.place.dir(), date);
         let names = layout::file_names(&folder)?;
-        let files = self.files(date)?;
-        let size = |path: &PathBuf| fs::metadata(path).map(|metadata| metadata.len());
-        let bytes =
-            files.iter().map(size).sum::<Result<u64, _>>().map_err(CaptureError::io("read", &folder))?;
+        let mut files = vec![];
+        if let Some(mark) = Mark::share(&folder)?.map(Arc::new) {
+            for (path, _) in layout::day_files(&folder)? {
+                files.push(ListedFile::here(path, date, &mark));
+            }
+        }
+        let objects = self.place.remote().map_or(Ok(vec![]), |remote| remote.objects(date))?;
+        files.extend(self.place.remote().map_or(Ok(vec![]), |remote| remote_day(remote, date))?);
+        let bytes = files.iter().map(ListedFile::bytes).sum();
         let (date, count) = (date.to_owned(), files.len());
         let pruned = Pruned { date, files: count, bytes, is_removed: false, reason: None, is_refused: false };
-        Ok(Day { pruned, files, names, has_routing: false })
+        Ok(Day { pruned, files, names, objects, has_routing: false })
     }
 
     fn needs_of_journal(&mut self) -> Result<(), CaptureError> {
-        for name in layout::segments(self.dir)? {
-            let path = name.journal_path(self.dir);
+        for name in layout::segments(self.place.dir())? {
+            let path = name.journal_path(self.place.dir());
             let calls = match SegmentCalls::open(&path, None) {
                 Ok(calls) => calls,
                 // It is Parquet by now.
@@ -166,7 +167,16 @@ impl Work<'_> {
         Ok(())
     }
 
-    fn needs_of(&mut self, file: &Path) -> Result<(), String> {
+    /// What a file that stays needs of others.
+    fn needs_of(&mut self, file: &ListedFile) -> Result<(), CaptureError> {
+        let needs = file.look(|stored| self.needs_in(stored))?;
+        needs.map_err(|reason| {
+            let reason = format!("{reason}; what it needs is not known, so nothing is removed");
+            CaptureError::corrupt(&file.path, reason)
+        })
+    }
+
+    fn needs_in(&mut self, file: &Stored) -> Result<(), String> {
         let (before, needed) = (self.before, &mut self.needed);
         let mut failed = None;
         parquet_calls::bases(file, &mut |_, base, _| match base.map(str::parse::<CallId>) {
@@ -182,22 +192,33 @@ impl Work<'_> {
 
     /// Why a day must stay, and whether that is for want of knowledge.
     fn why_kept(&self, day: &mut Day) -> Result<Option<(String, bool)>, CaptureError> {
-        let foreign = day.names.iter().find(|name| !name.ends_with(".parquet"));
+        let here = day.names.iter().filter(|_| self.place.is_remote()).count();
+        if here > 0 {
+            let reason = format!(
+                "{here} files of it are on this machine, in {}: they are uploaded first (lego proxy, or lego capture \
+                 compact)",
+                self.place.dir().display()
+            );
+            return Ok(Some((reason, true)));
+        }
+        let names = day.names.iter().chain(day.objects.iter().map(|object| &object.name));
+        let foreign = names.into_iter().find(|name| !name.ends_with(".parquet"));
         if let Some(name) = foreign {
             return Ok(Some((format!("{name} in it is not lego's: take it away first"), true)));
         }
         let mut reason = None;
         for file in &day.files {
             let (has_routing, needed) = (&mut day.has_routing, &self.needed);
-            let read = parquet_calls::bases(file, &mut |id, _, is_routed| {
+            let tell = &mut |id: &str, _: Option<&str>, is_routed| {
                 *has_routing |= is_routed;
                 if id.parse::<CallId>().is_ok_and(|id| needed.contains(&id)) && reason.is_none() {
                     reason = Some(format!("calls that stay go on from call {id} in it"));
                 }
-            });
+            };
+            let read = file.look(|stored| parquet_calls::bases(stored, tell))?;
             read.map_err(|reason| {
                 let reason = format!("{reason}; whether it may go is not known, so nothing is removed");
-                CaptureError::corrupt(file, reason)
+                CaptureError::corrupt(&file.path, reason)
             })?;
         }
         if let Some(reason) = reason {
@@ -218,19 +239,30 @@ impl Work<'_> {
     }
 
     /// Removes a day; or says why it stays.
-    fn remove(&self, day: &Day) -> Result<Option<String>, CaptureError> {
-        let folder = layout::day_folder(self.dir, &day.pruned.date);
+    fn remove(&self, day: &mut Day) -> Result<Option<String>, CaptureError> {
+        // It holds a mark itself.
+        day.files.clear();
+        if let Some(remote) = self.place.remote() {
+            // What replaces others goes last: what is left after a crash has every call once, or not at all.
+            day.objects.sort_by_key(|object| object.name.starts_with("merged-"));
+            remote.delete_objects(&day.objects)?;
+            // It is empty, if it is there.
+            let _ = fs::remove_dir(layout::day_folder(self.place.dir(), &day.pruned.date));
+            return Ok(None);
+        }
+        let dir = self.place.dir();
+        let folder = layout::day_folder(dir, &day.pruned.date);
         let Some(_mark) = Mark::alone(&folder)? else {
             return Ok(Some("it is being read: try again when that is over".to_owned()));
         };
-        let aside = layout::pruned_folder(self.dir, &day.pruned.date);
+        let aside = layout::pruned_folder(dir, &day.pruned.date);
         fs::rename(&folder, &aside).map_err(CaptureError::io("rename", &folder))?;
         // From here on no writer adds to it. What one added before was not looked at.
         if layout::file_names(&aside)? != day.names {
             fs::rename(&aside, &folder).map_err(CaptureError::io("rename", &aside))?;
             return Ok(Some("a writer is adding to it: try again".to_owned()));
         }
-        sync_folder(self.dir).map_err(CaptureError::io("sync", self.dir))?;
+        sync_folder(dir).map_err(CaptureError::io("sync", dir))?;
         fs::remove_dir_all(&aside).map_err(CaptureError::io("delete", &aside))?;
         Ok(None)
     }

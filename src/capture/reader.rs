@@ -6,14 +6,15 @@ use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use super::ahead::{self, Calls};
 use super::error::CaptureError;
 use super::filter::Filter;
 use super::frame::{self, Frames, HEADER_LEN, Step};
 use super::history::{Joiner, Parts};
 use super::layout;
 use super::listing::{ListedFile, Listing};
-use super::parquet_calls::ParquetCalls;
 use super::payload;
+use super::place::Place;
 use crate::record::{Call, CallId, SessionId, TrialId};
 
 /// Which calls to read, and how much of each. Default: all of everything.
@@ -76,7 +77,7 @@ pub struct Reader {
     whole: Whole,
     files: VecDeque<ListedFile>,
     segments: VecDeque<SegmentCalls>,
-    current: Option<(ParquetCalls, ListedFile)>,
+    current: Option<(Calls, ListedFile)>,
     skipped: Vec<String>,
     damaged_bytes: u64,
     lost_bytes: u64,
@@ -87,19 +88,21 @@ impl Reader {
     ///
     /// # Errors
     /// The folder is missing or cannot be listed.
-    pub fn open(dir: &Path, query: Query) -> Result<Self, CaptureError> {
-        Self::open_since(dir, query, 0)
+    pub fn open(dir: impl Into<Place>, query: Query) -> Result<Self, CaptureError> {
+        let reader = Self::open_since(&dir.into(), query, 0)?;
+        reader.whole.dir.expect_some(reader.files.is_empty() && reader.segments.is_empty())?;
+        Ok(reader)
     }
 
     /// As [`Reader::open`], without the files of segments before `since`.
-    pub(super) fn open_since(dir: &Path, query: Query, since: u64) -> Result<Self, CaptureError> {
+    pub(super) fn open_since(dir: &Place, query: Query, since: u64) -> Result<Self, CaptureError> {
         let Listing { segments, files } = Listing::of(dir, since, query.since)?;
         let segments = segments.into_iter().map(|open| SegmentCalls::of(open.path, open.file, None));
         let segments = segments.collect::<Result<_, _>>()?;
         let aside = |path: &PathBuf| {
             format!("{}: damaged, and set aside: not all of it could be read", path.display())
         };
-        let skipped = layout::damaged(dir)?.iter().map(aside).collect();
+        let skipped = layout::damaged(dir.dir())?.iter().map(aside).collect();
         let (whole, files, current) = (Whole::new(dir, &query), files.into(), None);
         Ok(Self { query, whole, files, segments, current, skipped, damaged_bytes: 0, lost_bytes: 0 })
     }
@@ -138,9 +141,11 @@ impl Reader {
             }
             let file = self.files.pop_front()?;
             let path = &file.path;
-            match ParquetCalls::open(path, &self.query) {
-                Ok(calls) => self.current = Some((calls, file)),
-                Err(reason) => {
+            match ahead::open(&file, self.files.iter(), &self.query) {
+                Ok(Ok(calls)) => self.current = Some((calls, file)),
+                // A place that cannot be reached now is no file that is left out.
+                Err(error) => return Some(Err(error)),
+                Ok(Err(reason)) => {
                     tracing::warn!(path = %path.display(), %reason, "not read as captures");
                     self.skipped.push(format!("{}: {reason}", path.display()));
                 }
@@ -182,20 +187,20 @@ impl Iterator for Reader {
 
 /// Makes of calls as they lie in the store what a query asks for.
 pub(super) struct Whole {
-    dir: PathBuf,
+    dir: Place,
     query: Query,
     joiner: Joiner,
 }
 
 impl Whole {
-    pub(super) fn new(dir: &Path, query: &Query) -> Self {
+    pub(super) fn new(dir: &Place, query: &Query) -> Self {
         let uses_bodies = query.filter.as_ref().is_some_and(Filter::uses_bodies);
         let parts = Parts {
             ids: !query.as_stored,
             bodies: !(query.as_stored || query.without_bodies) || uses_bodies,
             routing: !(query.as_stored || query.without_routing),
         };
-        Self { dir: dir.to_owned(), query: query.clone(), joiner: Joiner::new(parts) }
+        Self { dir: dir.clone(), query: query.clone(), joiner: Joiner::new(parts) }
     }
 
     /// `None`: the call is not wanted.
@@ -216,7 +221,7 @@ impl Whole {
 
 /// All calls of a session as they lie in the store, but for what is damaged: who reads those calls is told. Of each is read
 /// what `query` reads.
-pub(super) fn stored(dir: &Path, session_id: &SessionId, query: &Query) -> Result<Vec<Call>, CaptureError> {
+pub(super) fn stored(dir: &Place, session_id: &SessionId, query: &Query) -> Result<Vec<Call>, CaptureError> {
     let without_bodies = query.without_bodies && !query.filter.as_ref().is_some_and(Filter::uses_bodies);
     let session = Query {
         without_bodies,
@@ -228,6 +233,8 @@ pub(super) fn stored(dir: &Path, session_id: &SessionId, query: &Query) -> Resul
     for call in Reader::open(dir, session)? {
         match call {
             Ok(call) => calls.push(call),
+            // What cannot be reached is not damaged.
+            Err(error @ CaptureError::Remote { .. }) => return Err(error),
             Err(error) => {
                 tracing::warn!(%error, session = %session_id, "calls may lack what others have of them");
             }

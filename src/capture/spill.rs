@@ -107,7 +107,7 @@ fn offset(place: u32) -> u64 {
 }
 
 /// A file without a name, that nobody else may read.
-fn nameless(dir: &Path) -> io::Result<File> {
+pub(super) fn nameless(dir: &Path) -> io::Result<File> {
     fs::create_dir_all(dir)?;
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o600);

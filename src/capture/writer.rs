@@ -16,6 +16,7 @@ use super::journal::{self, Journal, Sealed};
 use super::layout;
 use super::lock::Lock;
 use super::payload::{self, Payload};
+use super::place::Place;
 use super::recovery::{self, Recovery};
 use super::room::{Limits, Room};
 use super::storage::{Files, Storage, make_folder};
@@ -96,26 +97,28 @@ impl Writer {
     ///
     /// # Errors
     /// Another writer has the folder, or it cannot be read or written.
-    pub fn open(dir: &Path, options: WriterOptions) -> Result<Self, CaptureError> {
+    pub fn open(place: impl Into<Place>, options: WriterOptions) -> Result<Self, CaptureError> {
         let files = Files::default();
         let bytes = Arc::clone(&files.bytes);
-        Self::open_on(dir, options, Arc::new(files), bytes)
+        Self::open_on(&place.into(), options, Arc::new(files), bytes)
     }
 
     pub(super) fn open_on(
-        dir: &Path,
+        place: &Place,
         options: WriterOptions,
         storage: Arc<dyn Storage>,
         bytes: Arc<AtomicI64>,
     ) -> Result<Self, CaptureError> {
+        let dir = place.dir();
         let journal_dir = layout::journal_dir(dir);
         for folder in [dir, &journal_dir] {
             make_folder(&*storage, folder).map_err(CaptureError::io("create", folder))?;
         }
         let lock = Lock::take(dir)?;
+        place.claim()?;
         let (mut recovery, mut sealed) = recovery::recover(&*storage, dir)?;
-        let (unfinished, old_drafts) = drafts::recover(dir)?;
-        let numbers = layout::last_number(dir)?.into_iter().chain(sealed.iter().map(|s| s.name.number));
+        let (unfinished, old_drafts) = drafts::recover(place)?;
+        let numbers = place.last_number()?.into_iter().chain(sealed.iter().map(|s| s.name.number));
         let next_number = numbers.max().map_or(1, |last| last + 1);
         let mut journal = Journal::new(dir.to_owned(), options, next_number, Arc::clone(&storage));
         recovery.unfinished = unfinished.len() as u64;

@@ -2,14 +2,18 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::net::TcpListener;
 
-use crate::capture::Writer;
+use crate::capture::{Place, Uploader, Writer};
 use crate::config::{Config, ConfigPaths, Environment, Use};
 use crate::proxy::{self, LocalTokenizers, Mode, Proxy, ProxyOptions, SessionSampling};
 use crate::run;
+
+/// How long uploads that fail are tried again when lego ends.
+const LAST_UPLOADS: Duration = Duration::from_secs(10);
 
 /// Run the capture proxy alone: forward model calls and store their exact tokens and log-probabilities.
 ///
@@ -26,7 +30,7 @@ pub struct Args {
     /// What answers model calls: a base URL, or "embedded".
     #[arg(long, value_name = "URL")]
     upstream: Option<String>,
-    /// Folder of the capture.
+    /// Folder of the capture, or a place in object storage (s3://bucket/prefix).
     #[arg(long, value_name = "DIR")]
     capture_dir: Option<PathBuf>,
     /// Log lines as JSON objects. `RUST_LOG` sets the level.
@@ -87,7 +91,17 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
         let (config, tokenizers) = (config.clone(), tokenizers.clone());
         tokio::task::spawn_blocking(move || run::upstreams(&config, &tokenizers)).await??
     };
-    let writer = Arc::new(Writer::open(&settings.capture_dir, run::writer_options(settings))?);
+    let place = Place::named(&settings.capture_dir, settings.capture_local_dir.as_deref())?;
+    let writer = {
+        let (place, options) = (place.clone(), run::writer_options(settings));
+        tokio::task::spawn_blocking(move || {
+            place.check()?;
+            Writer::open(&place, options)
+        })
+        .await??
+    };
+    let writer = Arc::new(writer);
+    let uploader = Uploader::start(&place);
     let sampling = match &settings.pinned_sampling {
         Some(pinned) => SessionSampling::from(pinned),
         None => SessionSampling::PassThrough,
@@ -95,7 +109,7 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     let mode = Mode::StandAlone { sampling, model_map: settings.model_map.clone() };
     let mut options = ProxyOptions::from_config(settings, mode, client_token);
     options.open_files = open_files;
-    options.spill = Some(crate::capture::Spill::in_folder(&settings.capture_dir));
+    options.spill = Some(crate::capture::Spill::in_folder(place.dir()));
     options.local_tokenizer = tokenizers.of_proxy(config);
     options.render_metrics = Some(Arc::new(move || page.render()));
     let mut answers: Vec<String> = default.iter().map(|upstream| upstream.place()).collect();
@@ -108,8 +122,11 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
         "lego proxy: {} -> {}, captures in {}",
         places(&listeners, "/v1")?,
         answers.join("; "),
-        settings.capture_dir.display()
+        place.shown()
     );
+    if place.is_remote() {
+        errln!("lego proxy: captures that are not there yet in {}", place.dir().display());
+    }
     let admin = match admin {
         Some((port, token)) => {
             let listeners = proxy::listen_on(hosts, port, true).await?;
@@ -130,6 +147,13 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     });
     for problem in writer.close().await.left_in_journal {
         errln!("warning: captures stay in the journal: {problem}");
+    }
+    if let Some(uploader) = uploader {
+        for problem in tokio::task::spawn_blocking(|| uploader.finish(LAST_UPLOADS)).await? {
+            errln!(
+                "warning: captures wait on this machine for the next lego proxy, or lego capture compact: {problem}"
+            );
+        }
     }
     Ok(())
 }

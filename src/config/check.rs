@@ -2,9 +2,9 @@
 
 mod routes;
 
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
-use super::{Config, ConfigError, ReadonlyPaths, listen};
+use super::{Config, ConfigError, ObjectUrl, ObjectUrlError, ReadonlyPaths, listen};
 
 /// Places inside a sandbox that are its own: system folders, the workspace, lego's own files.
 const OWN_PLACES: [&str; 13] = [
@@ -82,6 +82,7 @@ impl Problems<'_> {
         let log_dir = &config.training.observability.log_dir;
         for (key, path) in [
             ("proxy.capture_dir", Some(&config.proxy.capture_dir)),
+            ("proxy.capture_local_dir", config.proxy.capture_local_dir.as_ref()),
             ("proxy.model_path", Some(&config.proxy.model_path)),
             ("policy.model_path", config.policy.model_path.as_ref()),
             ("training.dataset", config.training.dataset.as_ref()),
@@ -90,6 +91,32 @@ impl Problems<'_> {
             let is_empty = path.is_some_and(|path| path.as_os_str().is_empty());
             self.require(!is_empty, key, "an empty path", "Name a folder or file, or leave the key out.");
         }
+        self.captures();
+    }
+
+    fn captures(&mut self) {
+        let key = "proxy.capture_dir";
+        let of = |place: Option<&PathBuf>| place.map_or(Ok(None), |place| ObjectUrl::of(place));
+        match of(Some(&self.config.proxy.capture_dir)) {
+            Ok(Some(_)) => {}
+            Ok(None) => self.require(
+                self.config.proxy.capture_local_dir.is_none(),
+                "proxy.capture_local_dir",
+                "proxy.capture_dir is a folder itself",
+                "Take it out, or set proxy.capture_dir to a URL of object storage.",
+            ),
+            Err(ObjectUrlError { problem, remedy, is_plain }) => {
+                let value = if is_plain { self.config.shown(key).to_string() } else { "(hidden)".to_owned() };
+                let (file, key, remedy) = (self.config.file(key), key.to_owned(), format!("{remedy}."));
+                self.errors.push(ConfigError::Value { file, key, value, problem, remedy });
+            }
+        }
+        self.require(
+            matches!(of(self.config.proxy.capture_local_dir.as_ref()), Ok(None)),
+            "proxy.capture_local_dir",
+            "not a folder of this machine",
+            "Name a folder; the URL belongs into proxy.capture_dir.",
+        );
     }
 
     fn within(&mut self, key: &str, value: f64, low: f64, high: f64) {

@@ -18,6 +18,7 @@ mod layers;
 mod listen;
 mod load;
 mod model_names;
+mod object_url;
 mod proxy;
 mod read;
 mod routes;
@@ -33,6 +34,7 @@ pub use error::ConfigError;
 pub use listen::ListenHost;
 pub use load::{Config, ConfigPaths, FileKind, Origin};
 pub use model_names::{fitting, is_beginning};
+pub use object_url::{ObjectScheme, ObjectUrl, ObjectUrlError};
 pub use proxy::{
     Durability, Harness, HarnessType, InlineSystem, LlmConfigOverride, PinnedSampling, Proxy, Relay,
     ReplayedReasoning, SANDBOX_PORT, ServerTools, UpstreamKind, UpstreamResponses,

@@ -57,10 +57,14 @@ pub struct Proxy {
     /// Bytes of a reply that may wait for a slow harness before lego stops reading from the upstream.
     pub stream_buffer_size: usize,
     /// Bytes of a stream's copy that stay in memory. What is longer, and all but the last 8 KiB of each when the copies
-    /// of all calls together are over 16 MiB, waits for its record in a nameless file in `capture_dir`.
+    /// of all calls together are over 16 MiB, waits for its record in a nameless file in the folder of the capture.
     pub capture_buffer_size: usize,
-    /// Folder of the capture: one writer at a time.
+    /// Folder of the capture: one writer at a time. Or a place in object storage, as `s3://bucket/prefix`, `gs://…` or
+    /// `az://…` (docs/object-storage.md), of `lego proxy` alone: the captures of a run are in the run's folder.
     pub capture_dir: PathBuf,
+    /// With a URL in `capture_dir`: the folder of calls that are not there yet. Absent: one in the current folder that is
+    /// named for the URL.
+    pub capture_local_dir: Option<PathBuf>,
     /// The log warns when the files of `capture_dir` have grown to so many bytes together. 0: never.
     pub capture_alarm_bytes: u64,
     /// With so many bytes in `capture_dir` no more calls are served: they get 507 until there is less
@@ -170,6 +174,7 @@ impl Default for Proxy {
             stream_buffer_size: 65536,
             capture_buffer_size: 256 * 1024,
             capture_dir: PathBuf::from("./captures"),
+            capture_local_dir: None,
             capture_alarm_bytes: 10 << 30,
             capture_max_bytes: 0,
             capture_min_free_bytes: 1 << 30,

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::layers::one_or_several;
 use super::{
-    Algorithm, Config, ConfigError, HarnessType, NetworkPolicy, Origin, ReadonlyPaths, Relay, RewardType,
-    SANDBOX_PORT, SandboxBackend, UpstreamKind,
+    Algorithm, Config, ConfigError, HarnessType, NetworkPolicy, ObjectUrl, Origin, ReadonlyPaths, Relay,
+    RewardType, SANDBOX_PORT, SandboxBackend, UpstreamKind,
 };
 
 /// What a config is used for: only what that needs is refused.
@@ -71,6 +71,7 @@ impl Config {
         let mut notes = Notes { config: self, found: Vec::new() };
         notes.proxy();
         if purpose != Use::Proxy {
+            notes.captures();
             notes.harness();
             notes.sandbox();
             notes.trials(purpose);
@@ -140,6 +141,16 @@ impl Notes<'_> {
                 "Take pinned_sampling out, or use another upstream.",
             );
         }
+    }
+
+    /// Where captures are kept: a run has them in its folder.
+    fn captures(&mut self) {
+        self.refuse_if(
+            matches!(ObjectUrl::of(&self.config.proxy.capture_dir), Ok(Some(_))),
+            "proxy.capture_dir",
+            "the captures of a run are in the run's folder, not in object storage",
+            "Set it to a folder, or use another config for lego proxy.",
+        );
     }
 
     /// Routes beside a trainer's policy.

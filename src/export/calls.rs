@@ -1,7 +1,6 @@
 //! A line a sampled choice: ids, log-probs and expert routing as they were captured.
 
 use std::collections::HashMap;
-use std::path::Path;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -10,7 +9,7 @@ use super::ExportError;
 use super::counts::{Counts, WRITTEN};
 use super::episodes::{Episode, of_session};
 use super::output::Output;
-use crate::capture::{Filter, Query, Reader};
+use crate::capture::{Filter, Place, Query, Reader};
 use crate::record::{Call, CallId, Routing, Sampling, WeightSpan};
 use crate::telemetry::RunBooks;
 
@@ -42,7 +41,7 @@ struct Line<'a> {
 
 /// Writes the calls for which `filter` is true, in the order of the store.
 pub(super) fn write(
-    dir: &Path,
+    dir: &Place,
     books: Option<&RunBooks>,
     filter: Option<&Filter>,
     output: &mut Output,

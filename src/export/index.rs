@@ -2,12 +2,11 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::Path;
 use std::sync::Arc;
 
 use super::ExportError;
 use super::counts::Counts;
-use crate::capture::{CaptureError, Filter, Query, Reader};
+use crate::capture::{CaptureError, Filter, Place, Query, Reader};
 use crate::record::{Call, CallId, SessionId, TaskId, TrialId};
 
 /// Why calls are not trainable whose earlier rows of expert routing are gone. The reader says it of calls that it reads
@@ -53,7 +52,7 @@ impl Index {
     /// Reads all calls once, for samples with their routing: a call whose earlier rows are gone trains nobody, whether or
     /// not routing is exported. For conversations it is the bodies that later fill the memory.
     pub(super) fn of(
-        dir: &Path,
+        dir: &Place,
         filter: Option<&Filter>,
         is_of_samples: bool,
         counts: &mut Counts,
@@ -105,7 +104,7 @@ fn bytes(call: &Call, with_bodies: bool) -> usize {
 /// Reads the sessions of an index.
 pub(super) struct Sessions<'a> {
     pub room: usize,
-    pub dir: &'a Path,
+    pub dir: &'a Place,
     pub index: &'a Index,
 }
 

@@ -36,7 +36,7 @@ mod verl;
 
 use std::path::Path;
 
-use crate::capture::{CaptureError, Filter};
+use crate::capture::{CaptureError, Filter, Place};
 use crate::telemetry::RunBooks;
 
 pub use counts::Counts;
@@ -121,31 +121,32 @@ pub struct Options<'a> {
 /// # Errors
 /// [`ExportError`]; nothing is at `path` that was not there before.
 pub fn export(
-    dir: &Path,
+    dir: impl Into<Place>,
     books: Option<&RunBooks>,
     path: &Path,
     options: Options<'_>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Counts, ExportError> {
-    within(ROOM, dir, books, path, options, progress)
+    within(ROOM, &dir.into(), books, path, options, progress)
 }
 
 fn within(
     room: usize,
-    dir: &Path,
+    dir: &Place,
     books: Option<&RunBooks>,
     path: &Path,
     options: Options<'_>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Counts, ExportError> {
     let format = options.format;
-    if !dir.is_dir() {
-        return Err(CaptureError::NoFolder { dir: dir.to_owned() }.into());
+    if !dir.is_remote() && !dir.dir().is_dir() {
+        return Err(CaptureError::NoFolder { dir: dir.dir().to_owned() }.into());
     }
     if format.is_of_samples() && books.is_none() {
-        return Err(ExportError::NoRun { dir: dir.to_owned(), format: format.name() });
+        return Err(ExportError::NoRun { dir: dir.shown().into(), format: format.name() });
     }
-    let mut output = Output::create(path, dir, books.map(RunBooks::root), format.is_folder(), options.force)?;
+    let mut output =
+        Output::create(path, dir.dir(), books.map(RunBooks::root), format.is_folder(), options.force)?;
     let mut counts = Counts::new(format.name());
     if format == Format::Calls {
         calls::write(dir, books, options.filter, output.file()?, &mut counts, progress)?;
@@ -245,7 +246,8 @@ mod tests {
             let of = |room: usize| {
                 let path = folder.path().join(format!("{}-{room}", format.name()));
                 let mut told = 0;
-                let counts = within(room, &dir, Some(&books), &path, options, &mut |_, _| told += 1);
+                let counts =
+                    within(room, &(&dir).into(), Some(&books), &path, options, &mut |_, _| told += 1);
                 let counts = counts.expect("exported");
                 assert_eq!((told, counts.sessions.written()), (6, 6), "{counts:?}");
                 (files(&path), counts)

@@ -10,12 +10,11 @@
 //! [`IN_SAMPLE`] in the place of `trained`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::Path;
 use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::capture::{CaptureError, Filter, Query, Reader};
+use crate::capture::{CaptureError, Filter, Place, Query, Reader};
 use crate::record::{Call, CallId, Disposition, SessionId, TrialId};
 use crate::telemetry::{BooksError, RunBooks};
 use crate::trajectory;
@@ -92,18 +91,18 @@ pub enum LedgerError {
 /// # Errors
 /// [`LedgerError`].
 pub fn ledger(
-    dir: &Path,
+    dir: impl Into<Place>,
     books: Option<&RunBooks>,
     by: By,
     filter: Option<&Filter>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Ledger, LedgerError> {
-    within(ROOM, dir, books, by, filter, progress)
+    within(ROOM, &dir.into(), books, by, filter, progress)
 }
 
 fn within(
     room: usize,
-    dir: &Path,
+    dir: &Place,
     books: Option<&RunBooks>,
     by: By,
     filter: Option<&Filter>,
@@ -172,7 +171,7 @@ impl Counted {
 struct Work<'a> {
     /// Bytes of calls that are in memory together.
     room: usize,
-    dir: &'a Path,
+    dir: &'a Place,
     books: Option<&'a RunBooks>,
     by: By,
     filter: Option<&'a Filter>,
@@ -388,7 +387,7 @@ mod tests {
                 let mut told = vec![];
                 let mut progress = |done, all| told.push((done, all));
                 let ledger =
-                    within(room, dir.path(), None, By::Session, filter, &mut progress).expect("read");
+                    within(room, &dir.path().into(), None, By::Session, filter, &mut progress).expect("read");
                 assert_eq!(ledger.offences, []);
                 assert!(ledger.total.is_balanced());
                 (ledger.total, ledger.accounts, told.len())

@@ -201,6 +201,11 @@ pub const PROMETHEUS: &[Prometheus] = &[
         "lego_capture_disk_free_bytes",
         "Bytes that the disk of the capture folder has left: proxy.capture_min_free_bytes is for them.",
     ),
+    counter("lego_capture_uploads_total", "Parquet files put into object storage."),
+    counter("lego_capture_uploaded_bytes_total", "Their bytes."),
+    counter("lego_capture_failed_uploads_total", "Tries that failed; the file stays and is tried again."),
+    gauge("lego_capture_waiting_files", "Parquet files on this machine that are not in object storage yet."),
+    gauge("lego_capture_waiting_bytes", "Their bytes."),
     short("lego_capture_fsync_seconds", "Time of a sync of the journal to disk, drafts included."),
     short(
         "lego_capture_lag_seconds",
@@ -257,7 +262,7 @@ pub const PROMETHEUS: &[Prometheus] = &[
     ),
     gauge(
         "lego_proxy_spilled_bytes",
-        "Bytes of replies that wait for their record in the nameless file of `capture_dir`.",
+        "Bytes of replies that wait for their record in the nameless file of the folder of the capture.",
     ),
     gauge("lego_proxy_paused", "1 while calls are held back by `/admin/pause`."),
     seconds("lego_proxy_call_seconds", "Time of a model call, receipt to end."),

@@ -58,7 +58,9 @@ pub fn configure(level: &str, is_json: bool) {
 }
 
 fn filter(level: &str) -> EnvFilter {
-    EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level))
+    // The client of object storage tells of each try, whose error lego tells once.
+    let usual = || EnvFilter::new(format!("{level},object_store=error"));
+    EnvFilter::try_from_default_env().unwrap_or_else(|_| usual())
 }
 
 fn stderr_format(is_json: bool) -> Boxed {

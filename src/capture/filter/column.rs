@@ -254,6 +254,10 @@ pub(super) fn find(name: &str) -> Option<&'static Column> {
     all().find(|column| column.name == name)
 }
 
+pub(super) fn call_id() -> &'static Column {
+    find("call_id").expect("it is in the list")
+}
+
 pub(super) fn session_id() -> &'static Column {
     find("session_id").expect("it is in the list")
 }

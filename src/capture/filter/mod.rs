@@ -25,7 +25,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::record::{Call, SessionId};
+use crate::record::{Call, CallId, SessionId};
 
 pub(super) use column::Value;
 pub(super) use prune::{Group, Range};
@@ -169,6 +169,13 @@ impl Filter {
         let texts = sessions.into_iter().map(ToString::to_string).collect();
         let root = Node::Test(Test { column: column::session_id(), op: Op::InTexts(texts) });
         Self { root, text: "session_id in (…)".to_owned() }
+    }
+
+    /// One of these calls.
+    pub(super) fn calls<'a>(calls: impl IntoIterator<Item = &'a CallId>) -> Self {
+        let texts = calls.into_iter().map(ToString::to_string).collect();
+        let root = Node::Test(Test { column: column::call_id(), op: Op::InTexts(texts) });
+        Self { root, text: "call_id in (…)".to_owned() }
     }
 
     /// This text column has this value.

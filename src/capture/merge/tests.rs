@@ -165,7 +165,7 @@ async fn a_merged_file_that_was_damaged_costs_nothing_while_its_sources_are_ther
     // Where a source is gone the others are all that is left of it.
     let whole = merged().expect("a merged file");
     fs::copy(&whole, dir.join("whole")).expect("copied");
-    let source = parquet_calls::replaces(&whole).remove(0);
+    let source = parquet_calls::replaces(&parquet_calls::open(&whole).expect("a file")).remove(0);
     fs::copy(&whole, folder.join(format!("{source}.parquet"))).expect("copied");
     let mut bytes = fs::read(&whole).expect("read");
     bytes[100] ^= 1;

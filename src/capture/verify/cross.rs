@@ -12,6 +12,7 @@ use super::{Finding, invariants};
 use crate::capture::error::CaptureError;
 use crate::capture::filter::Filter;
 use crate::capture::layout::date_of;
+use crate::capture::place::Place;
 use crate::capture::reader::{Query, Reader};
 use crate::record::{Call, CallId, ClientApi};
 
@@ -220,14 +221,14 @@ impl Cross {
     }
 
     /// Reads all records again.
-    pub(super) fn read(&mut self, dir: &Path, filter: Option<&Filter>) -> Result<(), CaptureError> {
+    pub(super) fn read(&mut self, dir: &Place, filter: Option<&Filter>) -> Result<(), CaptureError> {
         let without_bodies = !filter.is_some_and(Filter::uses_bodies);
         let without_routing = !filter.is_some_and(Filter::uses_routing);
         let query = Query { without_bodies, without_routing, as_stored: without_bodies, ..Query::default() };
         // Whatever cannot be read was told in the first pass.
         for call in Reader::open(dir, query)?.flatten() {
             let is_wanted = filter.is_none_or(|filter| filter.matches(&call));
-            self.see(&call, dir, is_wanted);
+            self.see(&call, dir.dir(), is_wanted);
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use std::io::{BufReader, Read, Seek as _, SeekFrom};
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
@@ -27,7 +28,9 @@ use super::history::{Joiner, Parts};
 use super::layout::{self, date_of};
 use super::listing::{ListedFile, Listing, OpenSegment};
 use super::parquet_calls::{self, RowGroup};
+use super::place::Place;
 use super::reader::{self, Query};
+use super::remote::Stored;
 use super::summed::{self, Sum};
 use super::{decode, drafts, lock, payload};
 use crate::record::{Call, CallId, SessionId};
@@ -92,21 +95,28 @@ pub trait Watch {
 ///
 /// # Errors
 /// The folder is missing, or a file cannot be read at all. Whatever is wrong inside a file is a finding.
-pub fn verify(dir: &Path, filter: Option<&Filter>, watch: &mut dyn Watch) -> Result<Verified, CaptureError> {
+pub fn verify(
+    dir: impl Into<Place>,
+    filter: Option<&Filter>,
+    watch: &mut dyn Watch,
+) -> Result<Verified, CaptureError> {
+    let place = &dir.into();
+    let dir = place.dir();
     // One that began or ended in between had a hand in what is listed.
     let writer = lock::writer(dir)?;
-    let Listing { segments, files } = Listing::of(dir, 0, None)?;
+    let Listing { segments, files } = Listing::of(place, 0, None)?;
+    place.expect_some(segments.is_empty() && files.is_empty())?;
     let writer = writer.map_or_else(|| lock::writer(dir), |pid| Ok(Some(pid)))?;
     let size = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.len());
     let all = segments.iter().map(|open| size(&open.path)).sum::<u64>()
-        + files.iter().map(|file| size(&file.path)).sum::<u64>();
+        + files.iter().map(ListedFile::bytes).sum::<u64>();
     let verified = Verified { writer, ..Verified::default() };
     let joiner = Joiner::new(Parts { ids: true, bodies: true, routing: true });
     let cross = Cross::new(cross::MAX_CALLS);
-    let mut work = Work { dir, filter, watch, verified, all, joiner, cross, is_stopped: false };
+    let mut work = Work { dir: place, filter, watch, verified, all, joiner, cross, is_stopped: false };
     for file in files {
         work.parquet(&file)?;
-        work.done(size(&file.path));
+        work.done(file.bytes());
     }
     let active = work.verified.writer.as_ref().and(segments.last().map(|open| open.name));
     for open in segments {
@@ -133,7 +143,7 @@ pub fn verify(dir: &Path, filter: Option<&Filter>, watch: &mut dyn Watch) -> Res
 }
 
 struct Work<'a> {
-    dir: &'a Path,
+    dir: &'a Place,
     filter: Option<&'a Filter>,
     watch: &'a mut dyn Watch,
     verified: Verified,
@@ -162,7 +172,7 @@ impl Work<'_> {
         }
         self.verified.parquet_files += 1;
         let path = &listed.path;
-        let mut file = File::open(path).map_err(CaptureError::io("open", path))?;
+        let mut file = listed.whole()?;
         let metadata = match ArrowReaderMetadata::load(&file, ArrowReaderOptions::new()) {
             Ok(metadata) => metadata,
             Err(error) => {
@@ -238,7 +248,8 @@ impl Work<'_> {
                 }
             }
         }
-        let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(open()?, metadata.clone());
+        let file = Stored::Local(Arc::new(open()?));
+        let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata.clone());
         let described = RowGroup::new(&builder, group);
         for (column, value, filter) in found.values() {
             if filter.is_some_and(|filter| !filter.may_hold(&described)) {

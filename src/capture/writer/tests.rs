@@ -8,7 +8,7 @@ use super::*;
 use crate::record::example;
 
 pub(super) fn open(dir: &Path, machine: &Machine, options: WriterOptions) -> Result<Writer, CaptureError> {
-    Writer::open_on(dir, options, Arc::new(machine.clone()), Arc::default())
+    Writer::open_on(&dir.into(), options, Arc::new(machine.clone()), Arc::default())
 }
 
 fn call(number: u16) -> Call {

@@ -75,8 +75,9 @@ impl From<FormatName> for Format {
 
 /// Exports, and says what became of all that there is.
 pub(super) fn run(out: &mut dyn Write, args: &Args) -> anyhow::Result<()> {
-    let dir = args.folder.captures();
-    let books = if dir.is_dir() { RunBooks::of(&dir)? } else { None };
+    let dir = args.folder.captures()?;
+    let of_run = Some(dir.dir()).filter(|folder| folder.is_dir() && !dir.is_remote());
+    let books = of_run.map_or(Ok(None), RunBooks::of)?;
     let options = Options {
         format: args.format.into(),
         filter: args.r#where.filter.as_ref(),

@@ -55,9 +55,10 @@ impl From<ByName> for By {
 
 /// Prints the accounts.
 pub(super) fn run(out: &mut dyn Write, args: &Args) -> anyhow::Result<()> {
-    let dir = args.folder.captures();
+    let dir = args.folder.captures()?;
     let filter = args.r#where.filter.as_ref();
-    let books = if dir.is_dir() { RunBooks::of(&dir)? } else { None };
+    let of_run = Some(dir.dir()).filter(|folder| folder.is_dir() && !dir.is_remote());
+    let books = of_run.map_or(Ok(None), RunBooks::of)?;
     let bar = ProgressBar::new(0);
     let mut progress = |done, all| {
         bar.set_length(all);
@@ -66,12 +67,15 @@ pub(super) fn run(out: &mut dyn Write, args: &Args) -> anyhow::Result<()> {
     let ledger = crate::ledger::ledger(&dir, books.as_ref(), args.by.into(), filter, &mut progress);
     bar.finish_and_clear();
     let ledger = ledger?;
-    let name = dir.canonicalize().unwrap_or_else(|_| dir.clone());
-    let name = if books.is_some() { name.parent().unwrap_or(&name).display() } else { name.display() };
+    let name = of_run.and_then(|folder| folder.canonicalize().ok());
+    let name = name.map_or_else(
+        || dir.shown(),
+        |name| if books.is_some() { name.parent().unwrap_or(&name) } else { &name }.display().to_string(),
+    );
     if args.json {
         print_json(out, &ledger, args.by)?
     } else {
-        print(out, &ledger, &name.to_string())?
+        print(out, &ledger, &name)?
     }
     out.flush()?;
     if books.is_none() {

@@ -3,18 +3,17 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::Path;
 
 use serde_json::json;
 
 use super::{ListArgs, captures, load, start_of_day, time, warn_skipped};
-use crate::capture::{Query, Reader};
+use crate::capture::{Place, Query, Reader};
 use crate::record::{Call, CallKind, CallStatus, IdsSource, SessionId};
 use crate::run::count;
 
 /// Prints the list.
 pub fn list(out: &mut dyn Write, args: &ListArgs) -> anyhow::Result<()> {
-    let dir = captures(&args.capture_dir);
+    let dir = captures(&args.capture_dir, &args.local)?;
     match &args.session {
         None => list_sessions(out, &dir, args),
         Some(session) => list_calls(out, &dir, session, args),
@@ -97,7 +96,7 @@ fn query(args: &ListArgs) -> anyhow::Result<Query> {
     Ok(Query { since, filter: args.r#where.filter.clone(), ..lean() })
 }
 
-fn list_sessions(out: &mut dyn Write, dir: &Path, args: &ListArgs) -> anyhow::Result<()> {
+fn list_sessions(out: &mut dyn Write, dir: &Place, args: &ListArgs) -> anyhow::Result<()> {
     let mut sessions: BTreeMap<SessionId, Totals> = BTreeMap::new();
     let mut reader = Reader::open(dir, query(args)?)?;
     for call in reader.by_ref() {
@@ -162,11 +161,11 @@ fn list_sessions(out: &mut dyn Write, dir: &Path, args: &ListArgs) -> anyhow::Re
     Ok(())
 }
 
-fn list_calls(out: &mut dyn Write, dir: &Path, session: &SessionId, args: &ListArgs) -> anyhow::Result<()> {
+fn list_calls(out: &mut dyn Write, dir: &Place, session: &SessionId, args: &ListArgs) -> anyhow::Result<()> {
     let is_filtered = args.r#where.filter.is_some() || args.last.is_some();
     let query = Query { session_id: Some(session.clone()), as_stored: !args.json, ..query(args)? };
     let mut calls = load(dir, query)?;
-    anyhow::ensure!(is_filtered || !calls.is_empty(), "no session {session} in {}", dir.display());
+    anyhow::ensure!(is_filtered || !calls.is_empty(), "no session {session} in {}", dir.shown());
     calls.retain(|call| args.kind.is_none_or(|kind| kind == call.kind));
     let (calls, found) = newest(calls, args.limit);
     if !args.json {

@@ -23,7 +23,8 @@ use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser as _;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::capture::{Filter, Query, Reader};
+use crate::capture::{Filter, Place, Query, Reader};
+use crate::cli::Usage;
 use crate::record::{Call, CallKind, SessionId};
 
 /// Look into captures, also while a run writes them.
@@ -58,12 +59,23 @@ enum Command {
 /// The folder that a command works on.
 #[derive(Debug, clap::Args)]
 struct Folder {
-    /// Folder with captures (the proxy's `capture_dir`), or a run's folder [default: ./captures].
+    /// Folder or URL of captures (the proxy's `capture_dir`), or a run's folder [default: ./captures].
     #[arg(value_name = "DIR")]
     dir: Option<PathBuf>,
     /// The same, as `ls` and `show` take it.
     #[arg(long, value_name = "DIR", conflicts_with = "dir")]
     capture_dir: Option<PathBuf>,
+    #[command(flatten)]
+    local: Local,
+}
+
+/// What goes with a URL.
+#[derive(Debug, clap::Args)]
+struct Local {
+    /// Of captures in object storage: folder on this machine with those that are not there yet [default: as for
+    /// `proxy.capture_local_dir`].
+    #[arg(long, value_name = "DIR")]
+    local_dir: Option<PathBuf>,
 }
 
 impl Folder {
@@ -72,8 +84,8 @@ impl Folder {
         self.dir.as_deref().or(self.capture_dir.as_deref()).unwrap_or(Path::new("./captures"))
     }
 
-    fn captures(&self) -> PathBuf {
-        captures(self.named())
+    fn captures(&self) -> anyhow::Result<Place> {
+        captures(self.named(), &self.local)
     }
 }
 
@@ -87,9 +99,11 @@ struct Where {
 
 #[derive(Debug, clap::Args)]
 struct ListArgs {
-    /// Folder with captures (the proxy's `capture_dir`), or a run's folder.
+    /// Folder or URL of captures (the proxy's `capture_dir`), or a run's folder.
     #[arg(long, default_value = "./captures", value_name = "DIR")]
     capture_dir: PathBuf,
+    #[command(flatten)]
+    local: Local,
     /// List the calls of this session.
     #[arg(long, value_name = "SESSION")]
     session: Option<SessionId>,
@@ -114,9 +128,11 @@ struct ListArgs {
 struct ShowArgs {
     /// Session id or call id.
     id: String,
-    /// Folder with captures, or a run's folder.
+    /// Folder or URL of captures, or a run's folder.
     #[arg(long, default_value = "./captures", value_name = "DIR")]
     capture_dir: PathBuf,
+    #[command(flatten)]
+    local: Local,
     /// Show token ids with their log-probs and weight versions.
     #[arg(long)]
     tokens: bool,
@@ -163,14 +179,23 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// The folder of captures that is meant: `dir`, or the captures of the run whose folder it is.
-fn captures(dir: &Path) -> PathBuf {
-    let inside = dir.join("captures");
-    if inside.is_dir() && !dir.join("journal").is_dir() { inside } else { dir.to_owned() }
+/// The captures that are meant: a URL, a folder, or those of the run whose folder it is.
+fn captures(named: &Path, local: &Local) -> anyhow::Result<Place> {
+    let place = Place::named(named, local.local_dir.as_deref())?;
+    if place.is_remote() {
+        return Ok(place);
+    }
+    anyhow::ensure!(
+        local.local_dir.is_none(),
+        Usage("--local-dir goes with a URL of object storage".to_owned())
+    );
+    let inside = named.join("captures");
+    let is_run = inside.is_dir() && !named.join("journal").is_dir();
+    Ok(Place::from(if is_run { inside.as_path() } else { named }))
 }
 
 /// Calls in the order they were made.
-fn load(dir: &Path, query: Query) -> anyhow::Result<Vec<Call>> {
+fn load(dir: &Place, query: Query) -> anyhow::Result<Vec<Call>> {
     let mut reader = Reader::open(dir, query)?;
     let mut calls = reader.by_ref().collect::<Result<Vec<_>, _>>()?;
     warn_skipped(&reader);

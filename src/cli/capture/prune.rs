@@ -26,7 +26,7 @@ pub(super) struct Args {
 
 /// Removes days, and says which.
 pub(super) fn run(out: &mut dyn Write, args: &Args) -> anyhow::Result<()> {
-    let dir = args.folder.captures();
+    let dir = args.folder.captures()?;
     let before = date_of(start_of_day(args.older_than)?);
     let pruned = crate::capture::prune(&dir, &before, args.dry_run)?;
     for day in &pruned {

@@ -18,7 +18,7 @@ const UNKNOWN: &str = "unknown";
 
 /// Prints a session or a call.
 pub fn show(out: &mut dyn Write, args: &ShowArgs) -> anyhow::Result<()> {
-    let dir = captures(&args.capture_dir);
+    let dir = captures(&args.capture_dir, &args.local)?;
     let id = &args.id;
     let mut calls = match id.parse() {
         Ok(session) => load(&dir, Query::session(session))?,
@@ -30,12 +30,12 @@ pub fn show(out: &mut dyn Write, args: &ShowArgs) -> anyhow::Result<()> {
     anyhow::ensure!(
         !calls.is_empty(),
         "no session or call {id} in {}: `lego capture ls` lists them",
-        dir.display()
+        dir.shown()
     );
     let texts = match (args.tokens && !args.json, &args.tokenizer) {
         (false, _) => None,
         (true, Some(folder)) => Some(Texts { tokenizer: Tokenizer::load(folder)?, is_of_run: false }),
-        (true, None) => of_run(&dir),
+        (true, None) => of_run(dir.dir()),
     };
     let mut before = Vec::new();
     for call in &calls {

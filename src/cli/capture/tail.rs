@@ -31,7 +31,7 @@ pub(super) struct Args {
 
 /// Prints the newest calls, and what follows.
 pub(super) fn run(out: &mut dyn Write, args: &Args) -> anyhow::Result<()> {
-    let dir = args.folder.captures();
+    let dir = args.folder.captures()?;
     let query = Query { filter: args.r#where.filter.clone(), as_stored: !args.json, ..lean() };
     let (calls, mut follow) = Follow::open(&dir, query, args.lines)?;
     if !args.json {

@@ -24,7 +24,7 @@ pub(super) struct Args {
 
 /// Prints what is wrong.
 pub(super) fn run(out: &mut dyn Write, args: &Args) -> anyhow::Result<()> {
-    let dir = args.folder.captures();
+    let dir = args.folder.captures()?;
     let mut list = List { out, is_json: args.json, failed: None, bar: progress("verifying") };
     let verified = crate::capture::verify(&dir, args.r#where.filter.as_ref(), &mut list);
     list.bar.finish_and_clear();
@@ -39,7 +39,7 @@ pub(super) fn run(out: &mut dyn Write, args: &Args) -> anyhow::Result<()> {
     errln!("{}", summary(&verified));
     match verified.findings {
         0 => Ok(()),
-        findings => bail!("{} in {}", count(findings, "finding", "findings"), dir.display()),
+        findings => bail!("{} in {}", count(findings, "finding", "findings"), dir.shown()),
     }
 }
 

@@ -21,6 +21,7 @@
 //! | 2 | [`sandbox`] | the backend trait and the embedded backend, exit evidence |
 //! | 3 | [`engine`] | the embedded engine: KV cache, continuous batching, sampling; ids in, ids out |
 //! | 3 | [`replay`] | forward over samples: log-probs |
+//! | 3 | [`export`] | captures to other trainers' forms |
 //! | 3 | [`ledger`] | the token account of captures |
 //! | 3 | [`task`] | datasets, workspaces, verifier, reward |
 //! | 3 | [`harness`] | one file a harness: how to start it |
@@ -36,6 +37,7 @@ pub mod capture;
 pub mod cli;
 pub mod config;
 pub mod engine;
+pub mod export;
 pub mod harness;
 pub mod kernels;
 pub mod ledger;

@@ -49,6 +49,8 @@ mod recovery;
 mod remote;
 mod room;
 mod spill;
+#[cfg(feature = "sql")]
+pub mod sql;
 mod storage;
 mod summed;
 mod uploader;

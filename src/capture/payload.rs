@@ -104,6 +104,8 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Payload, SinkError> {
     let mut out = Vec::with_capacity(calls.iter().map(room).sum());
     out.push(ENCODING);
     push_len(&mut out, calls.len());
+    // As it is before anything is compressed: so much is in memory when it is read.
+    let mut whole = out.len();
     for mut call in calls {
         let prompt = call.prompt_token_ids.take();
         let completion = call.completion_token_ids.take();
@@ -141,6 +143,11 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Payload, SinkError> {
             out.extend(logprobs.iter().flat_map(|v| v.unwrap_or(0.0).to_bits().to_le_bytes()));
         }
         let bytes = length(out.len() - head, &call, "record")?;
+        whole += RECORD_HEAD + bytes as usize + routing.as_ref().map_or(0, |routing| routing.data().len());
+        whole += bodies.iter().flatten().map(Bytes::len).sum::<usize>();
+        if whole > super::frame::MAX_PAYLOAD {
+            return Err(refused("with its bodies and tokens it is over 1 GiB".to_owned()));
+        }
         let own = pack(&out[head..], PACKED_LISTS);
         let packed_len = own.as_ref().map_or(0, Vec::len) as u32;
         if let Some(own) = own {
@@ -160,9 +167,6 @@ pub(super) fn encode(calls: Vec<Call>) -> Result<Payload, SinkError> {
             } else {
                 out.extend_from_slice(&body);
             }
-        }
-        if payload.len + out.len() > super::frame::MAX_PAYLOAD {
-            return Err(refused("with its bodies and tokens it is over 1 GiB".to_owned()));
         }
     }
     payload.push(out.into());

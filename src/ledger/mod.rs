@@ -9,8 +9,6 @@
 //! What became of a sample is the trainer's to say ([`RunBooks`]); captures that belong to no run have a bucket
 //! [`IN_SAMPLE`] in the place of `trained`.
 
-mod books;
-
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -18,9 +16,8 @@ use serde::Serialize;
 
 use crate::capture::{CaptureError, Filter, Place, Query, Reader};
 use crate::record::{Call, CallId, Disposition, SessionId, TrialId};
+use crate::telemetry::{BooksError, RunBooks};
 use crate::trajectory;
-
-pub use books::{BooksError, RunBooks};
 
 /// Bytes of calls that are in memory together.
 const ROOM: usize = 256 << 20;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::error::{LossError, finite, same_length};
+use crate::config::Training;
 
 /// Rewards of a group that differ by no more than this are equal: dividing by their spread would
 /// only blow up rounding noise.
@@ -25,6 +26,19 @@ pub enum AdvantageEstimator {
     MeanOnly,
     /// `r -` mean of the others (RLOO: Ahmadian et al. 2024, arXiv:2402.14740).
     LeaveOneOut,
+}
+
+impl AdvantageEstimator {
+    /// The one that a config asks for; `None`: its `advantage_eps` is no estimator's.
+    #[must_use]
+    pub fn of(training: &Training) -> Option<Self> {
+        match training.advantage_eps {
+            _ if !training.advantage_scale_by_std => Some(Self::MeanOnly),
+            1e-6 => Some(Self::GrpoVerl),
+            1e-4 => Some(Self::GrpoTrl),
+            _ => None,
+        }
+    }
 }
 
 /// Advantages of a set of episodes, and what their groups looked like.

@@ -127,6 +127,9 @@ struct ResultFile<'a> {
     task_id: &'a TaskId,
     session_id: &'a SessionId,
     purpose: Purpose,
+    episode_id: EpisodeId,
+    /// The trials of a policy version with this one share a baseline.
+    group_id: GroupId,
     seed: u64,
     temperature: f64,
     attempt: u32,
@@ -174,6 +177,8 @@ pub async fn run_trial(
                 task_id: &spec.task.instance_id,
                 session_id: &session_id,
                 purpose: spec.purpose,
+                episode_id: spec.episode,
+                group_id: spec.group,
                 seed: spec.seed,
                 temperature: spec.temperature,
                 attempt: result.attempts,

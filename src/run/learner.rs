@@ -39,21 +39,13 @@ pub fn new(training: &Training, model: Model) -> Result<Learner, RunError> {
 }
 
 fn advantage(training: &Training) -> Result<AdvantageEstimator, RunError> {
-    let estimators = [(1e-6, AdvantageEstimator::GrpoVerl), (1e-4, AdvantageEstimator::GrpoTrl)];
-    if !training.advantage_scale_by_std {
-        return Ok(AdvantageEstimator::MeanOnly);
-    }
-    estimators
-        .into_iter()
-        .find(|(eps, _)| *eps == training.advantage_eps)
-        .map(|(_, estimator)| estimator)
-        .ok_or_else(|| RunError::Failed {
-            doing: "setting the learner up",
-            cause: format!(
-                "training.advantage_eps = {}: set it to 1e-4 (as TRL) or 1e-6 (as verl)",
-                training.advantage_eps
-            ),
-        })
+    AdvantageEstimator::of(training).ok_or_else(|| RunError::Failed {
+        doing: "setting the learner up",
+        cause: format!(
+            "training.advantage_eps = {}: set it to 1e-4 (as TRL) or 1e-6 (as verl)",
+            training.advantage_eps
+        ),
+    })
 }
 
 fn aggregation(training: &Training) -> Aggregation {

@@ -8,6 +8,7 @@
 //! - After a resume at step N, rows and TensorBoard points of later steps are gone: they are computed again.
 //! - A line of `events.jsonl` is whole, or it is cut off when the file is next opened.
 
+mod books;
 mod catalog;
 mod events;
 mod logs;
@@ -15,6 +16,7 @@ mod prometheus;
 mod run_metrics;
 mod tensorboard;
 
+pub use books::{Attempt, BooksError, RunBooks};
 pub use catalog::{COLUMNS, Column, Kind, PROMETHEUS, Prometheus, reference_markdown};
 pub use events::{Event, EventLog};
 pub use logs::{LogFile, LogSink, configure, log_to_file, note, say, set_stderr_sink, start};

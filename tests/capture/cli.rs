@@ -191,3 +191,13 @@ async fn ls_says_of_a_session_why_its_calls_are_not_trainable() {
     let of_bad: serde_json::Value = serde_json::from_str(&of_bad).expect("JSON");
     assert_eq!(of_bad["not_trainable_reasons"], serde_json::json!({"no_ids": 1, "upstream_error": 2}));
 }
+
+#[cfg(not(feature = "sql"))]
+#[test]
+fn sql_says_how_to_get_it() {
+    let dir = tempfile::tempdir().expect("folder");
+    let output = lego(dir.path(), &["sql", "SELECT 1"]);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{message}");
+    assert!(message.contains("cargo build --release --features sql"), "{message}");
+}

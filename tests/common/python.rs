@@ -38,6 +38,32 @@ pub fn venv(packages: &[&str]) -> PathBuf {
     python
 }
 
+/// A folder under `target/` with these packages (`name==version`) alone, for `sys.path`: what they depend on is not
+/// installed, so that definitions can be read of packages that would bring a GPU's libraries.
+///
+/// # Panics
+/// As [`venv`].
+#[allow(dead_code, reason = "not every test binary needs one")]
+pub fn alone(python: &Path, packages: &[&str]) -> PathBuf {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
+    let lock = File::create(target.join("venv.lock")).expect("lock file");
+    lock.lock().expect("lock");
+    let folder = target.join("python-alone");
+    let marker = |package: &str| folder.join(format!("has-{package}"));
+    let missing: Vec<&str> = packages.iter().copied().filter(|p| !marker(p).exists()).collect();
+    if !missing.is_empty() {
+        let mut install = Command::new(python);
+        install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]);
+        // Definitions may be of a package that wants a newer Python for the rest of it.
+        install.args(["--ignore-requires-python", "--upgrade", "--target"]).arg(&folder).args(&missing);
+        run(install, "install packages from PyPI with pip: check the network or pip's index");
+        for package in missing {
+            File::create(marker(package)).expect("marker");
+        }
+    }
+    folder
+}
+
 /// Runs a script of `tests/python` and gives its standard output.
 ///
 /// # Panics

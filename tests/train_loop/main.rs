@@ -175,6 +175,7 @@ fn the_same_seed_gives_the_same_run_to_the_bit() {
     assert_eq!(tokens["sampled"].as_u64(), Some(usage));
     assert_eq!(tokens["trained"].as_u64().map(|trained| trained + left_out), Some(usage));
     the_ledger_agrees(&first, tokens);
+    the_export_agrees(&first, tokens);
     for call in &calls {
         let ids = call.completion_token_ids.as_ref().map_or(0, Vec::len);
         assert_eq!(call.completion_logprobs.as_ref().map_or(0, Vec::len), ids);
@@ -192,6 +193,31 @@ fn the_ledger_agrees(run: &Path, tokens: &Value) {
     let mut buckets = last["total"]["buckets"].clone();
     let trained = buckets.as_object_mut().expect("buckets").remove("trained");
     assert_eq!((trained.as_ref(), &buckets), (Some(&tokens["trained"]), &tokens["left_out"]));
+}
+
+/// What `lego capture export` gives another trainer is what this run trained on.
+fn the_export_agrees(run: &Path, tokens: &Value) {
+    let path = run.join("trl.jsonl");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_lego"));
+    command.args(["capture", "export", "--format", "trl", "--out"]).arg(&path).arg(run);
+    let output = command.output().expect("lego runs");
+    assert!(output.status.success(), "{output:?}");
+    let text = fs::read_to_string(path).expect("written");
+    let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let mask =
+        |row: &Value| row["env_mask"].as_array().expect("mask").iter().filter_map(Value::as_u64).sum::<u64>();
+    assert_eq!(Some(rows.iter().map(mask).sum()), tokens["trained"].as_u64());
+    for row in &rows {
+        let trial = run.join("trials").join(row["episode_id"].as_str().expect("a trial")).join("result.json");
+        let result: Value = serde_json::from_slice(&fs::read(trial).expect("result")).expect("JSON");
+        let group = format!("v{}-g{}", row["policy_version"], result["group_id"]);
+        assert_eq!((&row["group_id"], &row["reward"]), (&group.into(), &result["reward"]));
+        let sum: Option<f64> =
+            row["group_rewards"].as_array().expect("rewards").iter().map(Value::as_f64).sum();
+        let (reward, mean) = (row["reward"].as_f64().expect("graded"), sum.expect("numbers") / 4.0);
+        let advantage = row["advantage"].as_f64().expect("its group is complete");
+        assert!(advantage.abs() < 1e-9 || (advantage > 0.0) == (reward > mean), "{row}");
+    }
 }
 
 /// Of three steps: two of a version of eight trials, evaluated, and one of a version of four.

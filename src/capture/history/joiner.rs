@@ -250,7 +250,8 @@ impl Joiner {
     fn remember(&mut self, call: &Call) {
         let piece = Piece::of(call, self.parts, self.now);
         let bytes = piece.bytes;
-        if bytes == size_of::<Piece>() {
+        // Nobody goes on from what has nothing; what only goes on from others has to know from whom.
+        if bytes == size_of::<Piece>() && call.shared.is_none() {
             return;
         }
         if !self.sessions.contains_key(&call.session_id) {

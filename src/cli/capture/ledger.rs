@@ -8,8 +8,9 @@ use indicatif::ProgressBar;
 use serde_json::json;
 
 use super::{Folder, Where};
-use crate::ledger::{Account, By, Ledger, RunBooks};
+use crate::ledger::{Account, By, Ledger};
 use crate::run::count;
+use crate::telemetry::RunBooks;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {

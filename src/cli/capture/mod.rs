@@ -1,10 +1,14 @@
 //! `lego capture`: look into a capture folder.
 
+#[cfg(feature = "sql")]
+mod answer;
 mod compact;
+mod export;
 mod ledger;
 mod list;
 mod prune;
 mod show;
+mod sql;
 mod tail;
 mod turns;
 mod verify;
@@ -42,6 +46,10 @@ enum Command {
     Verify(verify::Args),
     /// Where every sampled token went; if that does not add up, the calls are listed, and the exit code is 1.
     Ledger(ledger::Args),
+    /// Ask in SQL: `SELECT session_id, count(*) FROM calls GROUP BY 1` (docs/sql.md).
+    Sql(sql::Args),
+    /// Write calls in the form of another trainer, or of a conversation data set.
+    Export(export::Args),
     /// Remove old days whole; those that calls which stay go on from are kept.
     Prune(prune::Args),
     /// Make Parquet of what a writer that died left in the journal, and merge small files of each day.
@@ -154,6 +162,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Command::Tail(args) => tail::run(&mut out, args),
         Command::Verify(args) => verify::run(&mut out, args),
         Command::Ledger(args) => ledger::run(&mut out, args),
+        Command::Sql(args) => sql::run(&mut out, args),
+        Command::Export(args) => export::run(&mut out, args),
         Command::Prune(args) => prune::run(&mut out, args),
         Command::Compact(args) => compact::run(&mut out, args),
     };

@@ -152,7 +152,8 @@ fn conversation(seed: u64, turns: usize) -> Vec<Call> {
         ids.extend([1, 2, 3]);
         calls.push(call.clone());
         if turn % 4 == 1 {
-            calls.push(Call { choice_index: 1, completion_token_ids: Some(vec![9]), ..call });
+            let completion_token_ids = (turn % 8 == 1).then(|| vec![9]);
+            calls.push(Call { choice_index: 1, completion_token_ids, ..call });
         }
     }
     calls

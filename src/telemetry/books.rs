@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use super::Event;
 use crate::config::{AgentOom, Config, Environment};
-use crate::record::{Disposition, Outcome, PolicyVersion, SessionId, Termination, TrialId};
-use crate::telemetry::Event;
+use crate::record::{Disposition, GroupId, Outcome, PolicyVersion, SessionId, TaskId, Termination, TrialId};
 
 /// The files of a run cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +44,15 @@ struct Trial {
     is_stepped: bool,
 }
 
+impl Trial {
+    fn is_oom(&self) -> bool {
+        self.outcome == (Outcome::Valid { termination: Termination::AgentOom })
+    }
+}
+
+/// Of a trial that was stopped, or still runs.
+const NOT_ENDED: &str = "its trial has not ended";
+
 /// A line of `events.jsonl`. Those of a newer lego are passed over.
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -59,6 +68,29 @@ enum Line {
 struct ResultFile {
     session_id: SessionId,
     purpose: String,
+    /// Those below a run of an earlier lego may lack.
+    task_id: Option<TaskId>,
+    group_id: Option<GroupId>,
+    reward: Option<f64>,
+}
+
+/// What a run says of an attempt at a trial.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attempt {
+    /// Which start of the run sampled it: trials of two starts share no baseline, whatever their groups are called.
+    pub incarnation: u32,
+    /// The policy version at which its trial began.
+    pub version: PolicyVersion,
+    pub task_id: Option<TaskId>,
+    /// `None`: the run was made by a lego that did not write it down.
+    pub group_id: Option<GroupId>,
+    /// `None` for an attempt that was not graded. It is no reward of 0.
+    pub reward: Option<f64>,
+    pub is_evaluation: bool,
+    /// Its reward counts in its group, its tokens do not train.
+    pub is_masked: bool,
+    /// Why it is no episode of its group; `None`: it is one.
+    pub left_out: Option<&'static str>,
 }
 
 #[derive(Deserialize)]
@@ -144,15 +176,12 @@ impl RunBooks {
     ///
     /// # Errors
     /// What the trial left cannot be read.
-    pub(super) fn verdict(&self, id: &TrialId, session: &SessionId) -> Result<Disposition, BooksError> {
+    pub fn verdict(&self, id: &TrialId, session: &SessionId) -> Result<Disposition, BooksError> {
         let dropped = |reason: &str| Ok(Disposition::Dropped(reason.to_owned()));
         let Some(trial) = self.trials.get(id) else {
-            return dropped("its trial has not ended");
+            return dropped(NOT_ENDED);
         };
-        let path = self.root.join("trials").join(id.as_str()).join("result.json");
-        let text = fs::read(&path).map_err(|error| BooksError::of(&path, error))?;
-        let result: ResultFile =
-            serde_json::from_slice(&text).map_err(|error| BooksError::of(&path, error))?;
+        let result = self.result(id)?;
         // An attempt that another one followed was ended by machinery, or is not held against the policy.
         if matches!(trial.outcome, Outcome::Invalid { .. }) || result.session_id != *session {
             return Ok(Disposition::InfraFailure);
@@ -160,7 +189,7 @@ impl RunBooks {
         if result.purpose == "evaluation" {
             return dropped("evaluation");
         }
-        if trial.outcome == (Outcome::Valid { termination: Termination::AgentOom }) && self.masks_oom()? {
+        if trial.is_oom() && self.masks_oom()? {
             return Ok(Disposition::Masked("agent_oom".to_owned()));
         }
         if trial.is_stepped {
@@ -170,20 +199,76 @@ impl RunBooks {
         }
     }
 
+    /// What the run says of the attempt that made this session.
+    ///
+    /// # Errors
+    /// What the trial left cannot be read.
+    pub fn attempt(&self, id: &TrialId, session: &SessionId) -> Result<Attempt, BooksError> {
+        let trial = self.trials.get(id);
+        let result = match self.result(id) {
+            Ok(result) => Some(result),
+            // It is written when its first attempt is over.
+            Err(_) if trial.is_none() => None,
+            Err(error) => return Err(error),
+        };
+        let is_evaluation = result.as_ref().is_some_and(|result| result.purpose == "evaluation");
+        let is_last = result.as_ref().is_some_and(|result| result.session_id == *session);
+        let reward = result.as_ref().and_then(|result| result.reward).filter(|_| is_last);
+        let left_out = match trial {
+            None => Some(NOT_ENDED),
+            Some(trial) if matches!(trial.outcome, Outcome::Invalid { .. }) => Some("infra_failure"),
+            Some(_) if !is_last => Some("another attempt followed"),
+            Some(_) if is_evaluation => Some("evaluation"),
+            Some(_) if reward.is_none() => Some("no reward"),
+            Some(_) => None,
+        };
+        let is_masked = left_out.is_none() && trial.is_some_and(Trial::is_oom) && self.masks_oom()?;
+        Ok(Attempt {
+            incarnation: trial.map_or(0, |trial| trial.incarnation),
+            version: trial.map_or_else(PolicyVersion::default, |trial| trial.version),
+            task_id: result.as_ref().and_then(|result| result.task_id.clone()),
+            group_id: result.as_ref().and_then(|result| result.group_id),
+            reward,
+            is_evaluation,
+            is_masked,
+            left_out,
+        })
+    }
+
+    fn result(&self, id: &TrialId) -> Result<ResultFile, BooksError> {
+        let path = self.root.join("trials").join(id.as_str()).join("result.json");
+        let text = fs::read(&path).map_err(|error| BooksError::of(&path, error))?;
+        serde_json::from_slice(&text).map_err(|error| BooksError::of(&path, error))
+    }
+
     fn masks_oom(&self) -> Result<bool, BooksError> {
+        Ok(self.config()?.sandbox.agent_oom != AgentOom::Grade)
+    }
+
+    /// The config that the run was started with.
+    ///
+    /// # Errors
+    /// It is not there, or cannot be read.
+    pub fn config(&self) -> Result<Config, BooksError> {
         let path = self.root.join("config.resolved.toml");
-        let config = Config::load_resolved(&path, Environment::from_process());
-        let config = config.map_err(|error| BooksError::of(&path, error))?;
-        Ok(config.sandbox.agent_oom != AgentOom::Grade)
+        Config::load_resolved(&path, Environment::from_process())
+            .map_err(|error| BooksError::of(&path, error))
+    }
+
+    /// The run's folder.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
     }
 
     /// How many sampled tokens the trainer counted for each trial that ended.
-    pub(super) fn sampled(&self) -> impl Iterator<Item = (&TrialId, u64)> {
+    pub fn sampled(&self) -> impl Iterator<Item = (&TrialId, u64)> {
         self.trials.iter().map(|(id, trial)| (id, trial.sampled))
     }
 
     /// How many tokens the run's report says were trained.
-    pub(super) const fn reported_trained(&self) -> Option<u64> {
+    #[must_use]
+    pub const fn reported_trained(&self) -> Option<u64> {
         self.reported_trained
     }
 }

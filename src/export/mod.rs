@@ -132,28 +132,28 @@ pub fn export(
 
 fn within(
     room: usize,
-    dir: &Place,
+    place: &Place,
     books: Option<&RunBooks>,
     path: &Path,
     options: Options<'_>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Counts, ExportError> {
     let format = options.format;
-    if !dir.is_remote() && !dir.dir().is_dir() {
-        return Err(CaptureError::NoFolder { dir: dir.dir().to_owned() }.into());
+    let dir = place.dir();
+    if !place.is_remote() && !dir.is_dir() {
+        return Err(CaptureError::NoFolder { dir: dir.to_owned() }.into());
     }
     if format.is_of_samples() && books.is_none() {
-        return Err(ExportError::NoRun { dir: dir.shown().into(), format: format.name() });
+        return Err(ExportError::NoRun { dir: dir.to_owned(), format: format.name() });
     }
-    let mut output =
-        Output::create(path, dir.dir(), books.map(RunBooks::root), format.is_folder(), options.force)?;
+    let mut output = Output::create(path, dir, books.map(RunBooks::root), format.is_folder(), options.force)?;
     let mut counts = Counts::new(format.name());
     if format == Format::Calls {
-        calls::write(dir, books, options.filter, output.file()?, &mut counts, progress)?;
+        calls::write(place, books, options.filter, output.file()?, &mut counts, progress)?;
     } else {
-        let index = Index::of(dir, options.filter, format.is_of_samples(), &mut counts)?;
+        let index = Index::of(place, options.filter, format.is_of_samples(), &mut counts)?;
         let episodes = Episodes::of(&index, books, options, &mut counts)?;
-        let sessions = index::Sessions { room, dir, index: &index };
+        let sessions = index::Sessions { room, dir: place, index: &index };
         if format.is_of_samples() {
             rows::write(&sessions, &episodes, options, &mut output, &mut counts, progress)?;
         } else {
@@ -247,7 +247,7 @@ mod tests {
                 let path = folder.path().join(format!("{}-{room}", format.name()));
                 let mut told = 0;
                 let counts =
-                    within(room, &(&dir).into(), Some(&books), &path, options, &mut |_, _| told += 1);
+                    within(room, &Place::from(&dir), Some(&books), &path, options, &mut |_, _| told += 1);
                 let counts = counts.expect("exported");
                 assert_eq!((told, counts.sessions.written()), (6, 6), "{counts:?}");
                 (files(&path), counts)

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
@@ -21,7 +20,7 @@ use datafusion::physical_plan::{
 
 use super::{bridge, pushdown};
 use crate::capture::compact::memory_bytes;
-use crate::capture::{Filter, Query, Reader, columns, encode};
+use crate::capture::{Filter, Place, Query, Reader, columns, encode};
 use crate::record::Call;
 
 /// Rows that are handed over at a time, at most.
@@ -46,14 +45,14 @@ impl LeftOut {
 /// All calls of a folder, a row a sampled choice.
 #[derive(Debug)]
 pub(super) struct Calls {
-    dir: PathBuf,
+    dir: Place,
     schema: SchemaRef,
     left_out: Arc<LeftOut>,
 }
 
 impl Calls {
-    pub(super) fn new(dir: &Path, left_out: Arc<LeftOut>) -> Result<Self> {
-        Ok(Self { dir: dir.to_owned(), schema: bridge::schema(&columns::schema())?, left_out })
+    pub(super) fn new(dir: &Place, left_out: Arc<LeftOut>) -> Result<Self> {
+        Ok(Self { dir: dir.clone(), schema: bridge::schema(&columns::schema())?, left_out })
     }
 }
 
@@ -111,7 +110,7 @@ fn has_any(schema: &SchemaRef, names: &[&str]) -> bool {
 /// One pass over the folder.
 #[derive(Debug, Clone)]
 struct Scan {
-    dir: PathBuf,
+    dir: Place,
     query: Query,
     /// Which columns of the schema, in this order.
     columns: Vec<usize>,

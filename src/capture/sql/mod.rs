@@ -27,6 +27,7 @@ use datafusion::sql::sqlparser::parser::ParserError;
 use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
 
 use super::error::CaptureError;
+use super::place::Place;
 use super::reader::{Query, Reader};
 
 pub use datafusion::arrow;
@@ -70,7 +71,8 @@ impl Sql {
     ///
     /// # Errors
     /// The folder is missing or cannot be listed, or files cannot be made in `spill`.
-    pub fn open(dir: &Path, memory_bytes: usize, spill: Option<&Path>) -> Result<Self, SqlError> {
+    pub fn open(dir: impl Into<Place>, memory_bytes: usize, spill: Option<&Path>) -> Result<Self, SqlError> {
+        let dir = &dir.into();
         Reader::open(dir, Query::default())?;
         let left_out = Arc::default();
         let files = spill

@@ -52,7 +52,7 @@ mod with_sql {
         if let Some(spill) = spill.filter(|spill| !spill.is_dir()) {
             return Err(Usage(format!("--spill {}: there is no such folder", spill.display())).into());
         }
-        let sql = Sql::open(&args.folder.captures(), (args.memory_mb as usize) << 20, spill)?;
+        let sql = Sql::open(&args.folder.captures()?, (args.memory_mb as usize) << 20, spill)?;
         let answered = block_on(async {
             let mut signals = Signals::listen();
             tokio::select! {

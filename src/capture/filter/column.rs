@@ -74,7 +74,7 @@ impl Column {
         let is_list = self.stored == "not_trainable_reasons";
         let is_body = columns::BODIES.contains(&self.stored);
         // Those of routing were added later, and null without the data; so were those of history.
-        let is_later = columns::ROUTINGS.contains(&self.stored) || self.stored == "base_call_id";
+        let is_later = columns::ROUTINGS.contains(&self.stored) || columns::SHARED.contains(&self.stored);
         let is_text = matches!(self.kind, Kind::Text | Kind::Name(_) | Kind::CallId);
         is_text && self.name == self.stored && !is_list && !is_body && !is_later
     }

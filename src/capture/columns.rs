@@ -16,6 +16,9 @@ pub(super) const REPLACES_KEY: &str = "lego.replaces";
 /// Columns with bodies: large, without statistics or dictionary, and not read unless asked for.
 pub(super) const BODIES: [&str; 3] = ["client_request", "upstream_request", "response"];
 
+/// Where what was left out is, and how much of the ids.
+pub(super) const SHARED: [&str; 4] = ["base_call_id", "base_choice", "base_len", "prompt_ids_crc32c"];
+
 /// What was left out of each body.
 pub(super) const SPLICES: [&str; 3] = ["client_request_splice", "upstream_request_splice", "response_splice"];
 

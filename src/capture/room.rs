@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// So many such times pass between two looks otherwise.
 const QUIET_LOOKS: u32 = 30;
 /// What is written to find out whether a disk that failed takes captures again.
-const PROBE: [u8; 64 << 10] = [0; 64 << 10];
+static PROBE: [u8; 64 << 10] = [0; 64 << 10];
 
 /// What a folder may take. Default: all that there is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -63,7 +63,8 @@ impl Room {
     /// The room of `dir`, whose bytes are counted on in `bytes`.
     pub(super) fn new(dir: &Path, limits: Limits, bytes: Arc<AtomicI64>) -> Self {
         let room = Self {
-            dir: dir.to_owned(),
+            // Commands are told by it, to people who may stand elsewhere.
+            dir: std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()),
             limits,
             bytes,
             free: AtomicU64::new(u64::MAX),

@@ -130,7 +130,7 @@ impl Writer {
             .enable_time()
             .build()
             .map_err(CaptureError::io("start the writer of", dir))?;
-        let (writing, written) = std::sync::mpsc::channel();
+        let (writing, written) = std::sync::mpsc::sync_channel(1);
         let (watched, probed) = (Arc::clone(&room), Arc::clone(&storage));
         let watch = move || watched.watch(&*probed, &written);
         let watch = std::thread::Builder::new().name("lego-room".to_owned()).spawn(watch);

@@ -36,21 +36,22 @@ async fn what_is_there_is_replaced_by_force_alone() {
     let own = folder.path().join("own");
     fs::create_dir(&own).expect("folder");
     fs::write(own.join("thesis.txt"), "x").expect("written");
-    let link = folder.path().join("link");
+    let (link, socket) = (folder.path().join("link"), folder.path().join("socket"));
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("bound");
     std::os::unix::fs::symlink(folder.path().join("trl"), &link).expect("linked");
     for (form, path, told) in [
         ("slime", own.clone(), "no lego-export.json"),
         ("trl", own.clone(), "is a folder, and this export is a file"),
         ("slime", folder.path().join("trl"), "is a file, and this export is a folder"),
         ("trl", link.clone(), "is a link or a device"),
-        ("trl", "/dev/null".into(), "is a link or a device"),
+        ("trl", socket.clone(), "is a link or a device"),
     ] {
         let refused = run(of_run.root(), form, &path, &["--force"]);
         let words = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(!refused.status.success() && words.contains(told), "{words}");
     }
     assert_eq!(fs::read_to_string(own.join("thesis.txt")).expect("kept"), "x");
-    assert_eq!(names(folder.path()), ["link", "own", "slime", "trl"], "nothing is left beside");
+    assert_eq!(names(folder.path()), ["link", "own", "slime", "socket", "trl"], "nothing is left beside");
 }
 
 #[tokio::test]

@@ -36,7 +36,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
 
 fn readable(dir: &Path) -> usize {
     let calls = crate::capture::Reader::open(dir, crate::capture::Query::default()).expect("a folder");
-    calls.map(|call| call.expect("whole")).count()
+    calls.inspect(|call| assert!(call.is_ok(), "{call:?}")).count()
 }
 
 #[test]

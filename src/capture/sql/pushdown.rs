@@ -82,6 +82,7 @@ fn column<'a>(expr: &'a Expr, schema: &Schema) -> Option<&'a str> {
     };
     let is_put_together = columns::BODIES.contains(&name)
         || columns::ROUTINGS.contains(&name)
+        || columns::SHARED.contains(&name)
         || columns::declared().iter().any(|declared| declared.name() == name);
     (is_plain && !is_put_together).then_some(name)
 }

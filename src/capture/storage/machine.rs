@@ -8,7 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use super::{Disk, Storage};
 
@@ -159,8 +159,8 @@ struct State {
 #[derive(Clone)]
 pub(in crate::capture) struct Machine {
     state: Arc<Mutex<State>>,
-    /// Syncs wait while this is locked.
-    pub(in crate::capture) hangs: Arc<Mutex<()>>,
+    /// Whether syncs wait.
+    hangs: Arc<(Mutex<bool>, Condvar)>,
     process: u32,
 }
 
@@ -228,6 +228,12 @@ impl Machine {
     pub(in crate::capture) fn fail_after(&self, count: u64, more: u64, fault: Fault) {
         let mut state = self.state();
         state.fault = Some((state.operations + count, more, fault));
+    }
+
+    /// Syncs wait from now on, or no longer.
+    pub(in crate::capture) fn hangs(&self, hangs: bool) {
+        *self.hangs.0.lock().expect("no operation panics") = hangs;
+        self.hangs.1.notify_all();
     }
 
     /// So many bytes may still be written.
@@ -453,7 +459,9 @@ impl Disk for MachineDisk {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        drop(self.machine.hangs.lock());
+        let (hangs, changed) = &*self.machine.hangs;
+        let hangs = hangs.lock().expect("no operation panics");
+        drop(changed.wait_while(hangs, |hangs| *hangs).expect("no operation panics"));
         let (mut state, begun) = self.machine.enter();
         let file = &mut state.files[self.file];
         match begun {

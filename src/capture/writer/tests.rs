@@ -191,14 +191,14 @@ async fn a_disk_that_hangs_is_told_after_a_while_and_what_waited_is_written_once
     let options = WriterOptions { limits, ..WriterOptions::default() };
     let writer = open(dir.path(), &machine, options).expect("free folder");
     writer.append(vec![call(1)]).await.expect("fine");
-    let hangs = machine.hangs.lock().expect("free");
+    machine.hangs(true);
     for number in [2, 3] {
         let stalled = writer.append(vec![call(number)]).await;
         assert!(matches!(&stalled, Err(SinkError::Stalled { .. })), "{stalled:?}");
         assert!(stalled.unwrap_err().to_string().contains("capture_stall_timeout_secs"));
     }
     assert!(matches!(writer.admits(), Err(SinkError::Stalled { .. })), "nothing more is sampled");
-    drop(hangs);
+    machine.hangs(false);
     while writer.admits().is_err() {
         tokio::task::yield_now().await;
     }

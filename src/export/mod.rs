@@ -144,7 +144,7 @@ fn within(
         return Err(CaptureError::NoFolder { dir: dir.to_owned() }.into());
     }
     if format.is_of_samples() && books.is_none() {
-        return Err(ExportError::NoRun { dir: dir.to_owned(), format: format.name() });
+        return Err(ExportError::NoRun { dir: place.shown().into(), format: format.name() });
     }
     let mut output = Output::create(path, dir, books.map(RunBooks::root), format.is_folder(), options.force)?;
     let mut counts = Counts::new(format.name());

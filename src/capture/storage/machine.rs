@@ -314,6 +314,16 @@ impl Machine {
         begun.map_err(|fault| fault.map_or_else(off, Fault::error))?;
         Ok(state)
     }
+
+    /// The same for what needs no space.
+    fn enter_freeing(&self) -> io::Result<MutexGuard<'_, State>> {
+        let (state, begun) = self.enter();
+        match begun {
+            Err(None) => Err(off()),
+            Err(Some(Fault::Device)) => Err(Fault::Device.error()),
+            Ok(()) | Err(Some(Fault::Full | Fault::Short)) => Ok(state),
+        }
+    }
 }
 
 impl State {
@@ -387,7 +397,7 @@ impl Storage for Machine {
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        let mut state = self.enter_bare()?;
+        let mut state = self.enter_freeing()?;
         let file = state.file(path)?;
         fs::remove_file(path)?;
         state.names.remove(path);
@@ -397,7 +407,7 @@ impl Storage for Machine {
     }
 
     fn cut(&self, path: &Path, length: u64) -> io::Result<()> {
-        let mut state = self.enter_bare()?;
+        let mut state = self.enter_freeing()?;
         let file = state.file(path)?;
         OpenOptions::new().write(true).open(path)?.set_len(length)?;
         state.files[file].sync();
@@ -479,7 +489,7 @@ impl Disk for MachineDisk {
     }
 
     fn truncate(&mut self, length: u64) -> io::Result<()> {
-        let mut state = self.machine.enter_bare()?;
+        let mut state = self.machine.enter_freeing()?;
         let before = self.handle.metadata()?.len();
         state.room = state.room.saturating_add(before.saturating_sub(length));
         self.handle.set_len(length)

@@ -122,7 +122,7 @@ impl Follow {
         let dir = place.dir();
         // What comes after this list and before the next is in that one, or not known yet.
         let before = parquet_names(dir)?;
-        let Listing { segments, files } = Listing::of(&place, 0, None)?;
+        let Listing { segments, files, .. } = Listing::of(&place, 0, None)?;
         place.expect_some(segments.is_empty() && files.is_empty())?;
         let here = files.iter().filter(|file| !file.is_afar());
         let listed = here.map(|file| file.stem().to_owned());

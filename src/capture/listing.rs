@@ -20,7 +20,7 @@ use super::layout::{self, DayFileName, SegmentName};
 use super::mark::Mark;
 use super::parquet_calls;
 use super::place::Place;
-use super::remote::{self, Object, Remote, RemoteFile, Stored};
+use super::remote::{self, Object, Remote, RemoteFile, Stored, Tally};
 
 /// Lists are made again only while files are merged, which takes longer than listing.
 const TRIES: usize = 16;
@@ -39,6 +39,8 @@ pub(super) struct ListedFile {
     pub(super) path: PathBuf,
     /// `YYYY-MM-DD`, as its folder says.
     pub(super) date: String,
+    /// Of all files that were listed together.
+    read: Tally,
     at: At,
 }
 
@@ -56,7 +58,8 @@ impl ListedFile {
 
     /// One of this machine, in a day that is marked.
     pub(super) fn here(path: PathBuf, date: &str, mark: &Arc<Mark>) -> Self {
-        Self { path, date: date.to_owned(), at: At::Local { _mark: Arc::clone(mark) } }
+        let at = At::Local { _mark: Arc::clone(mark) };
+        Self { path, date: date.to_owned(), read: Tally::default(), at }
     }
 
     /// Opens it for `look`, whose error says what is wrong with the file.
@@ -96,9 +99,9 @@ impl ListedFile {
     /// Opens it; nothing is read yet.
     pub(super) fn open(&self) -> io::Result<Stored> {
         Ok(match &self.at {
-            At::Local { .. } => Stored::Local(Arc::new(File::open(&self.path)?)),
+            At::Local { .. } => Stored::here(File::open(&self.path)?, &self.read),
             At::Remote { remote, object, .. } => {
-                Stored::Remote(RemoteFile::new(remote.clone(), object.clone()))
+                Stored::Remote(RemoteFile::new(remote.clone(), object.clone(), &self.read))
             }
         })
     }
@@ -130,6 +133,8 @@ pub(super) struct Listing {
     pub(super) segments: Vec<OpenSegment>,
     /// By day and name.
     pub(super) files: Vec<ListedFile>,
+    /// Counts what is read of them, by the list itself too.
+    pub(super) read: Tally,
 }
 
 impl Listing {
@@ -182,8 +187,9 @@ impl Listing {
                 day.extend(files.filter(|file| !here.contains(file.stem())));
             }
         }
-        let mut files = vec![];
+        let (mut files, read) = (vec![], Tally::default());
         for mut day in days.into_values() {
+            day.iter_mut().for_each(|file| file.read = read.clone());
             day.sort_by(|a, b| a.path.file_name().cmp(&b.path.file_name()));
             let mut replaced: HashSet<String> = HashSet::new();
             for file in day.iter().filter(|file| file.is_merged()) {
@@ -205,7 +211,7 @@ impl Listing {
                 !is_read_elsewhere && !replaced.contains(file.stem())
             }));
         }
-        Ok(Some(Self { segments, files }))
+        Ok(Some(Self { segments, files, read }))
     }
 }
 
@@ -216,6 +222,7 @@ pub(super) fn remote_day(remote: &Remote, date: &str) -> Result<Vec<ListedFile>,
     let file = |object: Object| ListedFile {
         path: remote.path(&object),
         date: date.to_owned(),
+        read: Tally::default(),
         at: At::Remote { remote: remote.clone(), object, begun: Arc::default() },
     };
     Ok(files.map(file).collect())

@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use arrow::array::{Array as _, BooleanArray, StringArray};
 use arrow::error::ArrowError;
@@ -20,7 +19,7 @@ use super::error::CaptureError;
 use super::filter::{Filter, Group, Range, TextTest, Value};
 use super::listing::ListedFile;
 use super::reader::Query;
-use super::remote::Stored;
+use super::remote::{Stored, Tally};
 use super::{columns, decode};
 use crate::record::{Call, SCHEMA_VERSION};
 
@@ -221,7 +220,7 @@ pub(super) fn replaces(file: &Stored) -> Vec<String> {
 /// A file of this machine.
 pub(super) fn open(path: &Path) -> Result<Stored, String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
-    Ok(Stored::Local(Arc::new(file)))
+    Ok(Stored::here(file, &Tally::default()))
 }
 
 fn builder(file: &Stored) -> Result<ParquetRecordBatchReaderBuilder<Stored>, String> {

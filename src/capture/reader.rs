@@ -15,6 +15,7 @@ use super::layout;
 use super::listing::{ListedFile, Listing};
 use super::payload;
 use super::place::Place;
+use super::remote::Tally;
 use crate::record::{Call, CallId, SessionId, TrialId};
 
 /// Which calls to read, and how much of each. Default: all of everything.
@@ -78,6 +79,7 @@ pub struct Reader {
     files: VecDeque<ListedFile>,
     segments: VecDeque<SegmentCalls>,
     current: Option<(Calls, ListedFile)>,
+    read: Tally,
     skipped: Vec<String>,
     damaged_bytes: u64,
     lost_bytes: u64,
@@ -96,7 +98,7 @@ impl Reader {
 
     /// As [`Reader::open`], without the files of segments before `since`.
     pub(super) fn open_since(dir: &Place, query: Query, since: u64) -> Result<Self, CaptureError> {
-        let Listing { segments, files } = Listing::of(dir, since, query.since)?;
+        let Listing { segments, files, read } = Listing::of(dir, since, query.since)?;
         let segments = segments.into_iter().map(|open| SegmentCalls::of(open.path, open.file, None));
         let segments = segments.collect::<Result<_, _>>()?;
         let aside = |path: &PathBuf| {
@@ -104,7 +106,14 @@ impl Reader {
         };
         let skipped = layout::damaged(dir.dir())?.iter().map(aside).collect();
         let (whole, files, current) = (Whole::new(dir, &query), files.into(), None);
-        Ok(Self { query, whole, files, segments, current, skipped, damaged_bytes: 0, lost_bytes: 0 })
+        Ok(Self { query, whole, files, segments, current, read, skipped, damaged_bytes: 0, lost_bytes: 0 })
+    }
+
+    /// Bytes that were read of Parquet files so far, footers and Bloom filters included; without what was read again
+    /// for calls whose history was forgotten.
+    #[must_use]
+    pub fn parquet_bytes_read(&self) -> u64 {
+        self.read.bytes()
     }
 
     /// Files that were left out so far, each with the reason: empty, unreadable or foreign Parquet files, and damaged

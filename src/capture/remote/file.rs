@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -34,15 +35,34 @@ const KEPT: u64 = 64 << 20;
 /// A Parquet file that is open.
 #[derive(Clone)]
 pub(in crate::capture) enum Stored {
-    Local(Arc<File>),
+    Local { file: Arc<File>, read: Tally },
     Remote(RemoteFile),
 }
 
+/// Counts bytes that are read.
+#[derive(Debug, Clone, Default)]
+pub(in crate::capture) struct Tally(Arc<AtomicU64>);
+
+impl Tally {
+    pub(in crate::capture) fn add(&self, bytes: u64) {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(in crate::capture) fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 impl Stored {
+    /// One of this machine.
+    pub(in crate::capture) fn here(file: File, read: &Tally) -> Self {
+        Self::Local { file: Arc::new(file), read: read.clone() }
+    }
+
     pub(in crate::capture) fn footer(&self) -> Result<ArrowReaderMetadata> {
         let read = || ArrowReaderMetadata::load(self, ArrowReaderOptions::new());
         match self {
-            Self::Local(_) => read(),
+            Self::Local { .. } => read(),
             Self::Remote(file) => file.0.remote.footer(&file.0.object.key, read),
         }
     }
@@ -81,7 +101,7 @@ impl Stored {
     /// What went wrong on the network, if anything did: then it is no fault of the file.
     pub(in crate::capture) fn failure(&self) -> Option<CaptureError> {
         match self {
-            Self::Local(_) => None,
+            Self::Local { .. } => None,
             Self::Remote(file) => file.windows().failure.take(),
         }
     }
@@ -102,6 +122,7 @@ struct Inner {
     remote: Remote,
     object: Object,
     windows: Mutex<Windows>,
+    read: Tally,
 }
 
 #[derive(Default)]
@@ -124,8 +145,8 @@ impl Windows {
 }
 
 impl RemoteFile {
-    pub(in crate::capture) fn new(remote: Remote, object: Object) -> Self {
-        Self(Arc::new(Inner { remote, object, windows: Mutex::default() }))
+    pub(in crate::capture) fn new(remote: Remote, object: Object, read: &Tally) -> Self {
+        Self(Arc::new(Inner { remote, object, windows: Mutex::default(), read: read.clone() }))
     }
 
     /// No code panics while it holds this lock.
@@ -157,6 +178,7 @@ impl RemoteFile {
             windows.failure = Some(error);
             told
         })?;
+        self.0.read.add(bytes.len() as u64);
         windows.bytes += bytes.len() as u64;
         windows.pieces.push_back((at, bytes.clone()));
         while windows.bytes > KEPT && windows.pieces.len() > 1 {
@@ -170,7 +192,7 @@ impl RemoteFile {
 impl Length for Stored {
     fn len(&self) -> u64 {
         match self {
-            Self::Local(file) => file.len(),
+            Self::Local { file, .. } => file.len(),
             Self::Remote(file) => file.0.object.bytes,
         }
     }
@@ -181,14 +203,17 @@ impl ChunkReader for Stored {
 
     fn get_read(&self, start: u64) -> Result<StoredRead> {
         Ok(match self {
-            Self::Local(file) => StoredRead::Local(file.get_read(start)?),
+            Self::Local { file, read } => StoredRead::Local(file.get_read(start)?, read.clone()),
             Self::Remote(file) => StoredRead::Remote { file: file.clone(), at: start },
         })
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
         match self {
-            Self::Local(file) => file.get_bytes(start, length),
+            Self::Local { file, read } => {
+                read.add(length as u64);
+                file.get_bytes(start, length)
+            }
             Self::Remote(file) => Ok(file.bytes_at(start, length as u64)?.slice(..length)),
         }
     }
@@ -196,14 +221,18 @@ impl ChunkReader for Stored {
 
 /// Reads from some place on.
 pub(in crate::capture) enum StoredRead {
-    Local(BufReader<File>),
+    Local(BufReader<File>, Tally),
     Remote { file: RemoteFile, at: u64 },
 }
 
 impl Read for StoredRead {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let (file, at) = match self {
-            Self::Local(file) => return file.read(buffer),
+            Self::Local(file, tally) => {
+                let count = file.read(buffer)?;
+                tally.add(count as u64);
+                return Ok(count);
+            }
             Self::Remote { file, at } => (file, at),
         };
         let left = file.0.object.bytes.saturating_sub(*at);

@@ -13,7 +13,6 @@ use std::io::{BufReader, Read, Seek as _, SeekFrom};
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
@@ -30,7 +29,7 @@ use super::listing::{ListedFile, Listing, OpenSegment};
 use super::parquet_calls::{self, RowGroup};
 use super::place::Place;
 use super::reader::{self, Query};
-use super::remote::Stored;
+use super::remote::{Stored, Tally};
 use super::summed::{self, Sum};
 use super::{decode, drafts, lock, payload};
 use crate::record::{Call, CallId, SessionId};
@@ -104,7 +103,7 @@ pub fn verify(
     let dir = place.dir();
     // One that began or ended in between had a hand in what is listed.
     let writer = lock::writer(dir)?;
-    let Listing { segments, files } = Listing::of(place, 0, None)?;
+    let Listing { segments, files, .. } = Listing::of(place, 0, None)?;
     place.expect_some(segments.is_empty() && files.is_empty())?;
     let writer = writer.map_or_else(|| lock::writer(dir), |pid| Ok(Some(pid)))?;
     let size = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.len());
@@ -248,7 +247,7 @@ impl Work<'_> {
                 }
             }
         }
-        let file = Stored::Local(Arc::new(open()?));
+        let file = Stored::here(open()?, &Tally::default());
         let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata.clone());
         let described = RowGroup::new(&builder, group);
         for (column, value, filter) in found.values() {

@@ -50,6 +50,12 @@ fn metadata(session: usize, number: usize) -> Call {
     call.call_id = CallId::now();
     call.received_at += number as i64 * 800;
     (call.client_request, call.response, call.text, call.tool_calls) = (None, None, None, None);
+    // What differs from call to call.
+    let random = call.call_id.0.as_u128() as u64;
+    (call.duration_us, call.ttft_us) = (random % 30_000_000, Some(random / 7 % 900_000));
+    if let Some(usage) = &mut call.usage {
+        (usage.prompt_tokens, usage.cached_tokens) = (3, Some(random / 11 % 100_000));
+    }
     call
 }
 

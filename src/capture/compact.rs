@@ -24,7 +24,7 @@ const BATCH_BYTES: usize = 4 << 20;
 /// Bytes of calls, as they are in memory, that make a row group.
 const ROW_GROUP_BYTES: usize = 64 << 20;
 /// Calls that make a row group.
-const ROW_GROUP_ROWS: usize = 8192;
+const ROW_GROUP_ROWS: usize = 32_768;
 
 /// Writes the segment's calls to Parquet and deletes it; one with damage is set aside instead, for a person to see.
 /// Repeating it after a crash at any point gives the same files. The files' paths are returned.

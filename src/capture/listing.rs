@@ -20,7 +20,7 @@ use super::layout::{self, DayFileName, SegmentName};
 use super::mark::Mark;
 use super::parquet_calls;
 use super::place::Place;
-use super::remote::{self, Object, Remote, RemoteFile, Stored, Tally};
+use super::remote::{self, Footer, Object, Remote, RemoteFile, Stored, Tally};
 
 /// Lists are made again only while files are merged, which takes longer than listing.
 const TRIES: usize = 16;
@@ -46,7 +46,7 @@ pub(super) struct ListedFile {
 
 #[derive(Debug, Clone)]
 enum At {
-    Local { _mark: Arc<Mark> },
+    Local { _mark: Arc<Mark>, footer: Footer },
     Remote { remote: Remote, object: Object, begun: Arc<Begun> },
 }
 
@@ -58,7 +58,7 @@ impl ListedFile {
 
     /// One of this machine, in a day that is marked.
     pub(super) fn here(path: PathBuf, date: &str, mark: &Arc<Mark>) -> Self {
-        let at = At::Local { _mark: Arc::clone(mark) };
+        let at = At::Local { _mark: Arc::clone(mark), footer: Footer::default() };
         Self { path, date: date.to_owned(), read: Tally::default(), at }
     }
 
@@ -99,7 +99,7 @@ impl ListedFile {
     /// Opens it; nothing is read yet.
     pub(super) fn open(&self) -> io::Result<Stored> {
         Ok(match &self.at {
-            At::Local { .. } => Stored::here(File::open(&self.path)?, &self.read),
+            At::Local { footer, .. } => Stored::here(File::open(&self.path)?, &self.read, footer),
             At::Remote { remote, object, .. } => {
                 Stored::Remote(RemoteFile::new(remote.clone(), object.clone(), &self.read))
             }

@@ -19,7 +19,7 @@ use super::error::CaptureError;
 use super::filter::{Filter, Group, Range, TextTest, Value};
 use super::listing::ListedFile;
 use super::reader::Query;
-use super::remote::{Stored, Tally};
+use super::remote::{Footer, Stored, Tally};
 use super::{columns, decode};
 use crate::record::{Call, SCHEMA_VERSION};
 
@@ -220,7 +220,7 @@ pub(super) fn replaces(file: &Stored) -> Vec<String> {
 /// A file of this machine.
 pub(super) fn open(path: &Path) -> Result<Stored, String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
-    Ok(Stored::here(file, &Tally::default()))
+    Ok(Stored::here(file, &Tally::default(), &Footer::default()))
 }
 
 fn builder(file: &Stored) -> Result<ParquetRecordBatchReaderBuilder<Stored>, String> {

@@ -10,7 +10,7 @@ use std::io::{self, BufReader, Read};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
 use parquet::arrow::ProjectionMask;
@@ -35,9 +35,12 @@ const KEPT: u64 = 64 << 20;
 /// A Parquet file that is open.
 #[derive(Clone)]
 pub(in crate::capture) enum Stored {
-    Local { file: Arc<File>, read: Tally },
+    Local { file: Arc<File>, read: Tally, footer: Footer },
     Remote(RemoteFile),
 }
+
+/// Of a file that is opened several times, read once.
+pub(in crate::capture) type Footer = Arc<OnceLock<ArrowReaderMetadata>>;
 
 /// Counts bytes that are read.
 #[derive(Debug, Clone, Default)]
@@ -55,14 +58,17 @@ impl Tally {
 
 impl Stored {
     /// One of this machine.
-    pub(in crate::capture) fn here(file: File, read: &Tally) -> Self {
-        Self::Local { file: Arc::new(file), read: read.clone() }
+    pub(in crate::capture) fn here(file: File, read: &Tally, footer: &Footer) -> Self {
+        Self::Local { file: Arc::new(file), read: read.clone(), footer: Arc::clone(footer) }
     }
 
     pub(in crate::capture) fn footer(&self) -> Result<ArrowReaderMetadata> {
         let read = || ArrowReaderMetadata::load(self, ArrowReaderOptions::new());
         match self {
-            Self::Local { .. } => read(),
+            Self::Local { footer, .. } => match footer.get() {
+                Some(footer) => Ok(footer.clone()),
+                None => read().inspect(|read| drop(footer.set(read.clone()))),
+            },
             Self::Remote(file) => file.0.remote.footer(&file.0.object.key, read),
         }
     }
@@ -203,14 +209,14 @@ impl ChunkReader for Stored {
 
     fn get_read(&self, start: u64) -> Result<StoredRead> {
         Ok(match self {
-            Self::Local { file, read } => StoredRead::Local(file.get_read(start)?, read.clone()),
+            Self::Local { file, read, .. } => StoredRead::Local(file.get_read(start)?, read.clone()),
             Self::Remote(file) => StoredRead::Remote { file: file.clone(), at: start },
         })
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
         match self {
-            Self::Local { file, read } => {
+            Self::Local { file, read, .. } => {
                 read.add(length as u64);
                 file.get_bytes(start, length)
             }

@@ -29,7 +29,7 @@ use object_store::{
 use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 use tokio::runtime::Runtime;
 
-pub(super) use file::{RemoteFile, Stored, Tally, copied};
+pub(super) use file::{Footer, RemoteFile, Stored, Tally, copied};
 pub(super) use upload::Uploaded;
 
 use super::error::CaptureError;

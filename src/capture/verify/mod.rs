@@ -29,7 +29,7 @@ use super::listing::{ListedFile, Listing, OpenSegment};
 use super::parquet_calls::{self, RowGroup};
 use super::place::Place;
 use super::reader::{self, Query};
-use super::remote::{Stored, Tally};
+use super::remote::{Footer, Stored, Tally};
 use super::summed::{self, Sum};
 use super::{decode, drafts, lock, payload};
 use crate::record::{Call, CallId, SessionId};
@@ -247,7 +247,7 @@ impl Work<'_> {
                 }
             }
         }
-        let file = Stored::here(open()?, &Tally::default());
+        let file = Stored::here(open()?, &Tally::default(), &Footer::default());
         let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata.clone());
         let described = RowGroup::new(&builder, group);
         for (column, value, filter) in found.values() {

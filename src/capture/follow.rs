@@ -174,6 +174,7 @@ impl Follow {
     /// # Errors
     /// A file cannot be read.
     pub fn look(&mut self, give: &mut dyn FnMut(Call)) -> Result<(), CaptureError> {
+        self.whole.look_again();
         let there = layout::segments(&self.dir)?;
         for name in &there {
             let path = name.journal_path(&self.dir);

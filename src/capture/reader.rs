@@ -212,9 +212,14 @@ impl Whole {
         Self { dir: dir.clone(), query: query.clone(), joiner: Joiner::new(parts) }
     }
 
+    /// What was not there may be by now.
+    pub(super) fn look_again(&mut self) {
+        self.joiner.look_again();
+    }
+
     /// `None`: the call is not wanted.
     pub(super) fn make(&mut self, mut call: Call) -> Result<Option<Call>, CaptureError> {
-        let read = |session: &SessionId| stored(&self.dir, session, &self.query);
+        let read = |call: &Call, give: &mut dyn FnMut(&Call)| stored(&self.dir, call, &self.query, give);
         if let Some(filter) = self.query.filter.as_ref().filter(|filter| filter.uses_bodies())
             && !filter.matches(&self.joiner.with_bodies(&call, read)?)
         {
@@ -228,28 +233,37 @@ impl Whole {
     }
 }
 
-/// All calls of a session as they lie in the store, but for what is damaged: who reads those calls is told. Of each is read
-/// what `query` reads.
-pub(super) fn stored(dir: &Place, session_id: &SessionId, query: &Query) -> Result<Vec<Call>, CaptureError> {
+/// Gives the calls that a call may go on from, those of its session and day, as they lie in the store; those of other days
+/// too where rows of routing may be theirs. What is damaged is left out: who reads those calls is told. Of each is read what
+/// `query` reads.
+pub(super) fn stored(
+    dir: &Place,
+    call: &Call,
+    query: &Query,
+    give: &mut dyn FnMut(&Call),
+) -> Result<(), CaptureError> {
     let without_bodies = query.without_bodies && !query.filter.as_ref().is_some_and(Filter::uses_bodies);
+    let has_rows_elsewhere =
+        !query.without_routing && call.routing.as_ref().is_some_and(|routing| routing.base().is_some());
+    let day = call.received_at.div_euclid(layout::DAY_US) * layout::DAY_US;
     let session = Query {
         without_bodies,
         without_routing: query.without_routing,
         as_stored: true,
-        ..Query::session(session_id.clone())
+        since: (!has_rows_elsewhere).then_some(day),
+        ..Query::session(call.session_id.clone())
     };
-    let mut calls = Vec::new();
     for call in Reader::open(dir, session)? {
         match call {
-            Ok(call) => calls.push(call),
-            // What cannot be reached is not damaged.
-            Err(error @ CaptureError::Remote { .. }) => return Err(error),
-            Err(error) => {
-                tracing::warn!(%error, session = %session_id, "calls may lack what others have of them");
+            Ok(call) => give(&call),
+            Err(error @ CaptureError::Corrupt { .. }) => {
+                tracing::warn!(%error, "calls may lack what others have of them");
             }
+            // What cannot be read now is not damaged.
+            Err(error) => return Err(error),
         }
     }
-    Ok(calls)
+    Ok(())
 }
 
 /// The calls of one journal segment, up to the last whole frame. A call written twice comes once.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::{OnceCell, mpsc, oneshot};
 
+use super::compact::memory_bytes;
 use super::compactor::Compactor;
 use super::drafts::{self, Drafts};
 use super::error::{CaptureError, sink_error};
@@ -58,6 +59,8 @@ impl Default for WriterOptions {
 
 /// Appends that may wait for the writer thread.
 const QUEUE: usize = 256;
+/// Calls of so many bytes are encoded where nothing else waits for it.
+const LONG_WORK: usize = 1 << 20;
 /// Bytes that one commit gathers at most, unless a single append is longer.
 const COMMIT_BYTES: usize = 64 << 20;
 
@@ -88,7 +91,7 @@ pub struct Writer {
     queue: Mutex<Option<mpsc::Sender<Append>>>,
     thread: Mutex<Option<JoinHandle<Closed>>>,
     closed: OnceCell<Closed>,
-    held: Held,
+    held: Arc<Held>,
 }
 
 impl Writer {
@@ -155,7 +158,7 @@ impl Writer {
             queue: Mutex::new(Some(queue)),
             thread: Mutex::new(Some(thread)),
             closed: OnceCell::new(),
-            held: Held::default(),
+            held: Arc::default(),
         })
     }
 
@@ -215,9 +218,18 @@ impl Writer {
             return Ok(());
         }
         let ids = calls.iter().map(|call| call.call_id).collect();
-        // A draft may stay alone.
-        let contexts = if is_draft { vec![] } else { self.held.shorten(&mut calls) };
-        let payload = payload::encode(calls)?;
+        let bytes: usize = calls.iter().map(memory_bytes).sum();
+        let held = Arc::clone(&self.held);
+        let encode = move || {
+            // A draft may stay alone.
+            let contexts = if is_draft { vec![] } else { held.shorten(&mut calls) };
+            payload::encode(calls).map(|payload| (contexts, payload))
+        };
+        let (contexts, payload) = if bytes >= LONG_WORK {
+            tokio::task::spawn_blocking(encode).await.map_err(|_| self.closed_error())??
+        } else {
+            encode()?
+        };
         let (done, committed) = oneshot::channel();
         let stored = async {
             let append = Append { payload, calls: ids, is_draft, done };

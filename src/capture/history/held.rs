@@ -180,7 +180,9 @@ impl Held {
         let contexts = sessions.by_id.get(session_id).map(|session| session.contexts.clone());
         drop(sessions);
         let contexts = contexts.unwrap_or_default().into_iter();
-        let alike = contexts.filter(|known| known.day == call.day && known.client_api == call.client_api);
+        let alike = contexts.filter(|known| {
+            known.day == call.day && known.client_api == call.client_api && known.choice != call.choice
+        });
         // Of those that share no beginning the last one may have most all the same.
         alike.max_by_key(|known| known.same(call))
     }

@@ -73,6 +73,8 @@ impl Wholes {
 #[derive(Debug, Default)]
 struct Seen {
     pieces: HashMap<ChoiceId, Piece>,
+    /// Those that have their responses: choices of the call that came last. No other call goes on from a response.
+    responses: Vec<ChoiceId>,
     bytes: usize,
     used: u64,
 }
@@ -83,6 +85,8 @@ struct Piece {
     prompt: Vec<u32>,
     completion: Vec<u32>,
     bodies: [Option<Bytes>; 3],
+    /// Its response was let go of.
+    is_without_response: bool,
     routing: Option<Routing>,
     bytes: usize,
     used: u64,
@@ -117,23 +121,34 @@ impl Body {
 }
 
 impl Piece {
-    fn of(call: &Call, parts: Parts, used: u64) -> Self {
+    fn of(call: &Call, parts: Parts, with_response: bool, used: u64) -> Self {
         let ids = |ids: &Option<Vec<u32>>| ids.clone().filter(|_| parts.ids).unwrap_or_default();
         // A copy: the text may be a small part of what it lies in.
         let text = |body: &Option<JsonText>| {
             body.as_ref().filter(|_| parts.bodies).map(|body| Bytes::copy_from_slice(body.bytes()))
         };
         let (prompt, completion) = (ids(&call.prompt_token_ids), ids(&call.completion_token_ids));
-        // Responses are shared by the choices of one call only.
+        // What is kept of one that is in another choice is nothing.
         let shares = call.shared.as_ref().is_some_and(|shared| shared.response.is_some());
-        let response = text(&call.response).filter(|_| shares || call.choice_index == 0);
+        let is_without_response = call.response.is_some() && parts.bodies && !shares && !with_response;
+        let response = text(&call.response).filter(|_| !is_without_response);
         let bodies = [text(&call.client_request), text(&call.upstream_request), response];
         let routing = call.routing.clone().filter(|_| parts.routing);
         let bytes = 4 * (prompt.len() + completion.len())
             + bodies.iter().flatten().map(Bytes::len).sum::<usize>()
             + routing.as_ref().map_or(0, |routing| routing.data().len())
             + size_of::<Self>();
-        Self { shared: call.shared.clone(), prompt, completion, bodies, routing, bytes, used }
+        let shared = call.shared.clone();
+        Self { shared, prompt, completion, bodies, is_without_response, routing, bytes, used }
+    }
+
+    fn let_go_of_response(&mut self) -> usize {
+        let response =
+            self.bodies[2].take_if(|_| self.shared.as_ref().is_none_or(|of| of.response.is_none()));
+        let bytes = response.map_or(0, |response| response.len());
+        self.is_without_response |= bytes > 0;
+        self.bytes -= bytes;
+        bytes
     }
 }
 
@@ -146,19 +161,19 @@ impl Joiner {
         Self { parts, most_bytes: MAX_BYTES, bytes: 0, sessions, whole: Wholes::default(), missing, now: 0 }
     }
 
-    /// Makes the call whole. `read` gives all calls of a session as they lie in the store; what cannot be read it leaves
-    /// out. What is not to be had is null in the call, which then says so and is not trainable. True if nothing lacks.
+    /// Makes the call whole. `read` gives the calls of its session that it may go on from, as they lie in the store; what
+    /// cannot be read it leaves out. What is not to be had is null in the call, which then says so and is not trainable. True if nothing lacks.
     ///
     /// # Errors
     /// Those of `read`.
     pub(in crate::capture) fn join<E>(
         &mut self,
         call: &mut Call,
-        read: impl FnOnce(&SessionId) -> Result<Vec<Call>, E>,
+        read: impl FnOnce(&Call, &mut dyn FnMut(&Call)) -> Result<(), E>,
     ) -> Result<bool, E> {
         let Parts { ids, bodies, routing } = self.parts;
         self.now += 1;
-        self.remember(call);
+        self.remember(call, true);
         let mut read = Some(read);
         let (mut lost_history, mut lost_routing) = (false, false);
         if ids && call.shared.as_ref().is_some_and(|shared| shared.ids.is_some()) {
@@ -194,17 +209,19 @@ impl Joiner {
     pub(in crate::capture) fn with_bodies<E>(
         &mut self,
         call: &Call,
-        read: impl FnOnce(&SessionId) -> Result<Vec<Call>, E>,
+        read: impl FnOnce(&Call, &mut dyn FnMut(&Call)) -> Result<(), E>,
     ) -> Result<Call, E> {
         self.now += 1;
-        self.remember(call);
+        self.remember(call, true);
         let mut call = call.clone();
         self.join_bodies(&mut call, &mut Some(read))?;
+        self.piece(&call.session_id, call.choice());
+        self.forget(&call.session_id);
         Ok(call)
     }
 
     /// True if one is not to be had.
-    fn join_bodies<E, R: FnOnce(&SessionId) -> Result<Vec<Call>, E>>(
+    fn join_bodies<E, R: FnOnce(&Call, &mut dyn FnMut(&Call)) -> Result<(), E>>(
         &mut self,
         call: &mut Call,
         read: &mut Option<R>,
@@ -221,7 +238,7 @@ impl Joiner {
     }
 
     /// What `walk` puts together, its session read again if need be.
-    fn fetch<T, E, R: FnOnce(&SessionId) -> Result<Vec<Call>, E>>(
+    fn fetch<T, E, R: FnOnce(&Call, &mut dyn FnMut(&Call)) -> Result<(), E>>(
         &mut self,
         call: &Call,
         read: &mut Option<R>,
@@ -232,9 +249,7 @@ impl Joiner {
             Err(missing) => missing,
         };
         if let Some(read) = read.take_if(|_| !self.missing.contains(&missing)) {
-            for call in read(&call.session_id)? {
-                self.remember(&call);
-            }
+            read(call, &mut |other| self.remember(other, other.call_id == call.call_id))?;
             // Of what was just read only what this call goes on from is in use.
             self.now += 1;
         }
@@ -247,8 +262,13 @@ impl Joiner {
         }))
     }
 
-    fn remember(&mut self, call: &Call) {
-        let piece = Piece::of(call, self.parts, self.now);
+    /// What was looked for in vain may be there by now.
+    pub(in crate::capture) fn look_again(&mut self) {
+        self.missing.clear();
+    }
+
+    fn remember(&mut self, call: &Call, with_response: bool) {
+        let piece = Piece::of(call, self.parts, with_response, self.now);
         let bytes = piece.bytes;
         // Nobody goes on from what has nothing; what only goes on from others has to know from whom.
         if bytes == size_of::<Piece>() && call.shared.is_none() {
@@ -261,6 +281,16 @@ impl Joiner {
             return;
         };
         seen.used = self.now;
+        if with_response {
+            let mut freed = 0;
+            for choice in seen.responses.iter().filter(|choice| choice.call_id != call.call_id) {
+                freed += seen.pieces.get_mut(choice).map_or(0, Piece::let_go_of_response);
+            }
+            seen.responses.retain(|choice| choice.call_id == call.call_id);
+            seen.responses.push(call.choice());
+            seen.bytes -= freed;
+            self.bytes -= freed;
+        }
         let before = seen.pieces.insert(call.choice(), piece).map_or(0, |piece| piece.bytes);
         seen.bytes = seen.bytes + bytes - before;
         self.bytes = self.bytes + bytes - before;
@@ -354,6 +384,9 @@ impl Joiner {
                 continue;
             }
             let piece = self.piece(&call.session_id, name).ok_or(name)?;
+            if body == Body::Response && piece.is_without_response {
+                return Err(name);
+            }
             let Some(segments) = piece.segments(name, body, range).filter(|_| steps < MAX_STEPS) else {
                 return Ok(None);
             };

@@ -15,6 +15,8 @@ pub(super) const IDS: usize = 64;
 const MAX_SEARCHED: usize = 4 << 20;
 /// Blocks with the same sum that are looked at.
 const ALIKE: usize = 4;
+/// No block.
+const NONE: u32 = u32::MAX;
 
 /// Hashes of the whole blocks of a text.
 #[derive(Debug)]
@@ -45,30 +47,36 @@ impl Signature {
 
     /// The parts of `text` that are in the text of which this is the signature. `own` is the signature of `text`.
     pub(super) fn parts(&self, own: &Self, text: &[u8], hasher: &RandomState) -> Vec<Part> {
+        if u32::try_from(text.len()).is_err() || u32::try_from(BLOCK * self.sums.len()).is_err() {
+            return vec![];
+        }
         let first = self.same(own);
         let mut parts = Parts::default();
         if first > 0 {
             parts.push(0, 0, first);
         }
-        let mut blocks: HashMap<u32, Vec<usize>> = HashMap::new();
-        for (block, sum) in self.sums.iter().enumerate().skip(first / BLOCK) {
-            let alike = blocks.entry(*sum).or_default();
-            if alike.len() < ALIKE {
-                alike.push(block);
-            }
+        // The first block of each sum, and of each block the next with the same one.
+        let mut heads: HashMap<u32, u32, RandomState> = HashMap::default();
+        let mut next: Vec<u32> = vec![NONE; self.sums.len()];
+        for block in (first / BLOCK..self.sums.len()).rev() {
+            let after = heads.insert(self.sums[block], block as u32);
+            next[block] = after.unwrap_or(NONE);
         }
         let end = text.len().min(first + MAX_SEARCHED);
         let mut at = first;
         let mut rolling = None;
-        while !blocks.is_empty() && at + BLOCK <= end {
+        while !heads.is_empty() && at + BLOCK <= end {
             let window = &text[at..at + BLOCK];
             let sum = rolling.get_or_insert_with(|| Rolling::of(window)).sum();
-            let found = blocks.get(&sum).and_then(|alike| {
+            let found = heads.get(&sum).and_then(|head| {
                 let hash = hasher.hash_one(window);
+                let alike = std::iter::successors(Some(*head), |block| Some(next[*block as usize]));
+                let alike = alike.take_while(|block| *block != NONE).take(ALIKE).map(|block| block as usize);
                 // The one behind the last part makes it longer.
                 let follows = parts.next_from() / BLOCK;
-                let alike = alike.iter().copied().filter(|block| self.hashes[*block] == hash);
-                alike.min_by_key(|block| *block != follows)
+                let follows = Some(follows).filter(|block| self.sums.get(*block) == Some(&sum));
+                let alike = follows.into_iter().chain(alike);
+                alike.into_iter().find(|block| self.hashes[*block] == hash)
             });
             if let Some(block) = found {
                 parts.push(at, block * BLOCK, BLOCK);

@@ -335,7 +335,8 @@ impl Work<'_> {
     /// A record as it lies in the store.
     fn record(&mut self, mut call: Call, file: &Path, date: Option<&str>) -> Result<(), CaptureError> {
         let (dir, filter) = (self.dir, self.filter);
-        let read = |session: &SessionId| reader::stored(dir, session, &Query::default());
+        let read =
+            |call: &Call, give: &mut dyn FnMut(&Call)| reader::stored(dir, call, &Query::default(), give);
         let is_wanted = match filter {
             Some(filter) if filter.uses_bodies() => filter.matches(&self.joiner.with_bodies(&call, read)?),
             filter => filter.is_none_or(|filter| filter.matches(&call)),

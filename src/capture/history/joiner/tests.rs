@@ -41,10 +41,10 @@ fn joined(
     let mut reads = 0;
     for (session, turn) in order {
         let mut call = store[session][turn].clone();
-        let read = |id: &SessionId| {
+        let read = |of: &Call, give: &mut dyn FnMut(&Call)| {
             reads += 1;
-            let calls = store.iter().flatten().filter(|call| call.session_id == *id);
-            Ok::<_, Infallible>(calls.cloned().collect())
+            store.iter().flatten().filter(|call| call.session_id == of.session_id).for_each(give);
+            Ok::<_, Infallible>(())
         };
         joiner.join(&mut call, read).expect("infallible");
         let routing = call.routing.expect("all rows");
@@ -96,9 +96,10 @@ fn a_base_that_is_gone_is_looked_for_once() {
     calls.remove(1);
     let (mut joiner, mut reads) = (Joiner::new(ROWS), 0);
     for (at, call) in calls.clone().iter_mut().enumerate() {
-        let read = |_: &SessionId| {
+        let read = |_: &Call, give: &mut dyn FnMut(&Call)| {
             reads += 1;
-            Ok::<_, Infallible>(calls.clone())
+            calls.iter().for_each(give);
+            Ok::<_, Infallible>(())
         };
         joiner.join(call, read).expect("infallible");
         assert_eq!(call.routing.is_some(), at == 0);
@@ -159,6 +160,14 @@ fn conversation(seed: u64, turns: usize) -> Vec<Call> {
     calls
 }
 
+/// Gives all calls of a store.
+fn all_of(store: &[Call]) -> impl FnOnce(&Call, &mut dyn FnMut(&Call)) -> Result<(), Infallible> {
+    |_, give| {
+        store.iter().for_each(give);
+        Ok(())
+    }
+}
+
 fn json(call: &Call) -> String {
     serde_json::to_string(call).expect("JSON")
 }
@@ -192,8 +201,8 @@ fn what_is_left_out_is_a_small_part_and_comes_back_in_any_order() {
                 let mut joiner = Joiner { most_bytes, ..Joiner::new(all) };
                 for at in order {
                     let mut call = stored[at].clone();
-                    let with_bodies = joiner.with_bodies(&call, |_| Ok::<_, Infallible>(stored.clone()));
-                    let is_whole = joiner.join(&mut call, |_| Ok::<_, Infallible>(stored.clone()));
+                    let with_bodies = joiner.with_bodies(&call, all_of(&stored));
+                    let is_whole = joiner.join(&mut call, all_of(&stored));
                     assert_eq!(is_whole, Ok(true));
                     assert_eq!(json(&call), json(&whole[at]));
                     let Ok(with_bodies) = with_bodies;
@@ -222,7 +231,7 @@ fn what_does_not_give_the_same_again_is_missing() {
         change(&mut store[0]);
         let mut joiner = Joiner::new(Parts { ids: true, bodies: true, routing: true });
         let mut call = store[last].clone();
-        let is_whole = joiner.join(&mut call, |_| Ok::<_, Infallible>(store.clone()));
+        let is_whole = joiner.join(&mut call, all_of(&store));
         let says = call.not_trainable_reasons.contains(&"history_base_missing".to_owned());
         assert_eq!(is_whole, Ok(!says));
         (call.prompt_token_ids.is_none(), call.client_request.is_none())
@@ -277,7 +286,53 @@ fn a_long_conversation_begins_anew_now_and_then() {
     assert_eq!(whole.count(), 3);
     let mut joiner = Joiner::new(Parts { ids: true, bodies: true, routing: true });
     let mut last = stored[599].clone();
-    assert_eq!(joiner.join(&mut last, |_| Ok::<_, Infallible>(stored.clone())), Ok(true));
+    assert_eq!(joiner.join(&mut last, all_of(&stored)), Ok(true));
     assert_eq!(last.prompt_token_ids, Some(ids));
     assert_eq!(last.client_request, JsonText::new(format!("[\"{words}\"]")).ok());
+}
+
+#[test]
+fn choices_that_are_appended_apart_go_on_from_each_other() {
+    let held = crate::capture::history::Held::default();
+    let mut stored = vec![];
+    let mut whole = vec![];
+    for seed in 1..4 {
+        let call = conversation(seed, 1).remove(0);
+        let choice = |choice_index| Call { choice_index, completion_token_ids: None, ..call.clone() };
+        // As a call of three choices whose first ended early, or whose second did.
+        let appends =
+            [[vec![choice(0)], vec![choice(1), choice(2)]], [vec![choice(2), choice(1)], vec![choice(0)]]];
+        for mut append in appends.into_iter().nth(seed as usize % 2).expect("two") {
+            whole.extend(append.clone());
+            held.hold(held.shorten(&mut append));
+            stored.extend(append);
+            // Another call of the session comes between them.
+            let mut between = conversation(seed, 1);
+            whole.extend(between.clone());
+            held.hold(held.shorten(&mut between));
+            stored.extend(between);
+        }
+    }
+    let shares = |call: &&Call| call.shared.as_ref().is_some_and(|shared| shared.response.is_some());
+    assert_eq!(stored.iter().filter(shares).count(), 3);
+    for step in [1, 2, 5, 7] {
+        let mut joiner = Joiner::new(Parts { ids: true, bodies: true, routing: true });
+        for at in (0..stored.len()).map(|at| at * step % stored.len()) {
+            let mut call = stored[at].clone();
+            assert_eq!(joiner.join(&mut call, all_of(&stored)), Ok(true));
+            assert_eq!(json(&call), json(&whole[at]));
+        }
+    }
+}
+
+#[test]
+fn bodies_that_only_a_filter_looks_at_are_forgotten_too() {
+    let mut joiner =
+        Joiner { most_bytes: 100_000, ..Joiner::new(Parts { ids: false, bodies: true, routing: false }) };
+    for session in 0..100 {
+        let mut call = conversation(1, 1).remove(0);
+        call.session_id = format!("s{session}").parse().expect("an id");
+        joiner.with_bodies(&call, all_of(&[])).expect("whole");
+        assert!(joiner.bytes <= 100_000, "{}", joiner.bytes);
+    }
 }

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use lego::record::CallStatus;
 use nix::sys::signal::Signal;
@@ -32,10 +33,16 @@ fn size(folder: &Path) -> u64 {
         .sum()
 }
 
-/// A chat request of about this many bytes.
+/// A chat request of about this many bytes, which no other one has and no compression makes much smaller.
 fn large(bytes: usize) -> Value {
+    static SEED: AtomicU64 = AtomicU64::new(1);
+    let mut state = SEED.fetch_add(1, Ordering::Relaxed);
+    let mut letter = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        char::from(b'0' + ((state >> 40) % 75) as u8)
+    };
     let mut body = request(true);
-    body["messages"][0]["content"] = json!("x".repeat(bytes));
+    body["messages"][0]["content"] = json!((0..bytes).map(|_| letter()).collect::<String>());
     body
 }
 

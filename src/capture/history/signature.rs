@@ -70,8 +70,9 @@ impl Signature {
             let sum = rolling.get_or_insert_with(|| Rolling::of(window)).sum();
             let found = heads.get(&sum).and_then(|head| {
                 let hash = hasher.hash_one(window);
-                let alike = std::iter::successors(Some(*head), |block| Some(next[*block as usize]));
-                let alike = alike.take_while(|block| *block != NONE).take(ALIKE).map(|block| block as usize);
+                let after = |block: &u32| Some(next[*block as usize]).filter(|block| *block != NONE);
+                let alike = std::iter::successors(Some(*head), after).take(ALIKE);
+                let alike = alike.map(|block| block as usize);
                 // The one behind the last part makes it longer.
                 let follows = parts.next_from() / BLOCK;
                 let follows = Some(follows).filter(|block| self.sums.get(*block) == Some(&sum));
@@ -254,6 +255,18 @@ mod tests {
             let found: u32 = parts.iter().map(|part| part.length).sum();
             assert!(text.len() - found as usize <= head.len() * 2 + tail.len(), "{parts:?}");
         }
+    }
+
+    #[test]
+    fn texts_of_equal_blocks_are_searched_too() {
+        let hasher = RandomState::new();
+        let source = "x".repeat(20_000);
+        let text = format!("a{}b{}", "y".repeat(500), "x".repeat(30_000));
+        let [known, own] = [&source, &text].map(|text| Signature::of(text.as_bytes(), &hasher));
+        let parts = known.parts(&own, text.as_bytes(), &hasher);
+        check(&parts, &source, &text);
+        let found: u32 = parts.iter().map(|part| part.length).sum();
+        assert!(found as usize > 30_000 - 2 * BLOCK, "{parts:?}");
     }
 
     #[test]

@@ -349,6 +349,12 @@ fn check_metrics(page: &str, calls: usize, streams: usize) {
         "lego_capture_damaged_bytes_total",
         "lego_capture_failed_commits_total",
         "lego_capture_parquet_files_total",
+        // With object storage only.
+        "lego_capture_failed_uploads_total",
+        "lego_capture_uploaded_bytes_total",
+        "lego_capture_uploads_total",
+        "lego_capture_waiting_bytes",
+        "lego_capture_waiting_files",
         "lego_proxy_calls_without_client",
         "lego_proxy_refused_total",
         "lego_proxy_rejoined_total",

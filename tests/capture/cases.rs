@@ -58,14 +58,13 @@ fn f01_a_crash_leaves_no_file_without_a_footer_and_broken_leftovers_are_set_asid
         .expect("own binary starts");
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
     let mut acked = 0;
-    while acked < 100 {
+    while acked < 100 || parquet_files(dir.path()).is_empty() {
         let line = lines.next().expect("it runs until it is killed").expect("text");
         acked += usize::from(line.contains("acked "));
     }
     child.kill().expect("SIGKILL");
     child.wait().expect("ended");
     let files = parquet_files(dir.path());
-    assert!(!files.is_empty(), "some segments are Parquet by then");
     files.iter().for_each(|file| assert!(footer(file).file_metadata().num_rows() > 0));
     let journal = dir.path().join("journal");
     let names = fs::read_dir(&journal).expect("a folder").map(|entry| entry.expect("an entry").file_name());

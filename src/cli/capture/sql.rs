@@ -39,6 +39,7 @@ mod with_sql {
 
     use anyhow::bail;
     use futures_util::StreamExt as _;
+    use tokio::sync::mpsc;
 
     use super::super::answer::{JsonRows, Rows, Table};
     use super::Args;
@@ -78,9 +79,18 @@ mod with_sql {
         } else {
             Box::new(Table::new(&batches.schema()))
         };
-        while let Some(batch) = batches.next().await {
+        // A sort or a join computes for long without a pause, in which no signal would be heard.
+        let (send, mut receive) = mpsc::channel(1);
+        let asked = tokio::spawn(async move {
+            while let Some(batch) = batches.next().await
+                && send.send(batch).await.is_ok()
+            {}
+        });
+        while let Some(batch) = receive.recv().await {
             rows.add(out, &batch.map_err(|error| explained(failure(&error)))?)?;
         }
+        // One that broke off has not answered.
+        asked.await?;
         rows.end(out)?;
         Ok(out.flush()?)
     }

@@ -15,7 +15,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use datafusion::error::DataFusionError;
-use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::memory_pool::FairSpillPool;
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
@@ -31,6 +30,7 @@ use super::place::Place;
 use super::reader::{Query, Reader};
 
 pub use datafusion::arrow;
+pub use datafusion::execution::SendableRecordBatchStream;
 
 /// Rows that DataFusion hands on at a time: with bodies a row can be tens of MB, and a column holds 2 GiB at most.
 const BATCH_ROWS: usize = 128;

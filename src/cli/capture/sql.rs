@@ -43,7 +43,7 @@ mod with_sql {
 
     use super::super::answer::{JsonRows, Rows, Table};
     use super::Args;
-    use crate::capture::sql::{Sql, SqlError, failure};
+    use crate::capture::sql::{SendableRecordBatchStream, Sql, SqlError, failure};
     use crate::cli::{Signals, Usage, block_on};
     use crate::run::RunError;
 
@@ -55,10 +55,12 @@ mod with_sql {
         }
         let sql = Sql::open(&args.folder.captures()?, (args.memory_mb as usize) << 20, spill)?;
         let answered = block_on(async {
+            // A plan is made without a pause and leaves nothing behind: until it is there a signal just ends lego.
+            let batches = sql.ask(&args.query).await.map_err(explained)?;
             let mut signals = Signals::listen();
             tokio::select! {
                 () = signals.next() => Err(RunError::Stopped.into()),
-                answered = answer(out, &sql, args) => answered,
+                answered = answer(out, batches, args.json) => answered,
             }
         });
         let left_out = sql.left_out();
@@ -72,9 +74,12 @@ mod with_sql {
         bail!("calls may be missing in this answer, as told above; `lego capture verify` looks at every file")
     }
 
-    async fn answer(out: &mut dyn Write, sql: &Sql, args: &Args) -> anyhow::Result<()> {
-        let mut batches = sql.ask(&args.query).await.map_err(explained)?;
-        let mut rows: Box<dyn Rows> = if args.json {
+    async fn answer(
+        out: &mut dyn Write,
+        mut batches: SendableRecordBatchStream,
+        is_json: bool,
+    ) -> anyhow::Result<()> {
+        let mut rows: Box<dyn Rows> = if is_json {
             Box::new(JsonRows::new(&batches.schema())?)
         } else {
             Box::new(Table::new(&batches.schema()))

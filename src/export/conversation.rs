@@ -15,7 +15,6 @@ use super::episodes::{Episode, Episodes};
 use super::index::Sessions;
 use super::messages::{Asked, asked, defect, is_same_reply, reply};
 use super::output::Output;
-use super::rows::CHANGED;
 use super::{ExportError, Format, atif, sharegpt};
 use crate::record::{Call, CallId, SessionId};
 
@@ -206,25 +205,9 @@ pub(super) fn write(
     counts: &mut Counts,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), ExportError> {
-    let mut done = 0;
-    sessions.each(&episodes.order, true, counts, &mut |id, calls, counts| {
-        let (of_index, episode) = (&sessions.index.sessions[id], &episodes.by_session[id]);
-        done += of_index.calls;
-        let bucket = match calls {
-            None => {
-                counts.unread.insert(format!("session {id}: {CHANGED}"));
-                counts.calls.add(CHANGED, of_index.calls);
-                CHANGED
-            }
-            Some(calls) => {
-                let written = write_session(id, &calls, episode, format, output, counts)?;
-                if written > 0 { WRITTEN } else { NO_CONVERSATION }
-            }
-        };
-        counts.sessions.add(bucket, 1);
-        counts.episodes.add(bucket, u64::from(episode.is_in_group() && episodes.is_of_run));
-        progress(done, sessions.index.calls);
-        Ok(())
+    sessions.each(episodes, true, counts, progress, &mut |id, calls, counts| {
+        let written = write_session(id, calls, &episodes.by_session[id], format, output, counts)?;
+        Ok(if written > 0 { WRITTEN } else { NO_CONVERSATION })
     })
 }
 

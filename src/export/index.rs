@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::ExportError;
 use super::counts::Counts;
+use super::episodes::Episodes;
 use crate::capture::{CaptureError, Filter, Place, Query, Reader};
 use crate::record::{Call, CallId, SessionId, TaskId, TrialId};
 
@@ -101,6 +102,8 @@ fn bytes(call: &Call, with_bodies: bool) -> usize {
     own + 3 * ids + 8 * call.completion_logprobs.as_ref().map_or(0, Vec::len)
 }
 
+const CHANGED: &str = "changed while it was read";
+
 /// Reads the sessions of an index.
 pub(super) struct Sessions<'a> {
     pub room: usize,
@@ -109,16 +112,19 @@ pub(super) struct Sessions<'a> {
 }
 
 impl Sessions<'_> {
-    /// Gives `each` the calls of every session of `order`, in the order they were made; a session that is no longer what
-    /// the index says is given as `None`. With bodies or without; never with routing.
+    /// Gives `each` the calls of every session of `episodes`, in the order they were made, and counts what becomes of the
+    /// session and its episode: that is what `each` gives back. One that is no longer what the index says is left out,
+    /// and told. With bodies or without; never with routing.
     pub(super) fn each(
         &self,
-        order: &[SessionId],
+        episodes: &Episodes,
         with_bodies: bool,
         counts: &mut Counts,
-        each: &mut dyn FnMut(&SessionId, Option<Vec<Arc<Call>>>, &mut Counts) -> Result<(), ExportError>,
+        progress: &mut dyn FnMut(u64, u64),
+        each: &mut dyn FnMut(&SessionId, &[Arc<Call>], &mut Counts) -> Result<&'static str, ExportError>,
     ) -> Result<(), ExportError> {
-        for batch in self.batches(order) {
+        let mut done = 0;
+        for batch in self.batches(&episodes.order) {
             let query = Query {
                 filter: Some(Filter::sessions(batch.iter().copied())),
                 without_bodies: !with_bodies,
@@ -134,8 +140,19 @@ impl Sessions<'_> {
             counts.unread.extend(reader.left_out());
             for id in batch {
                 let calls = read.remove(id).unwrap_or_default();
-                let calls = self.is_unchanged(id, &calls).then(|| self.calls(calls));
-                each(id, calls, counts)?;
+                let all = self.index.sessions[id].calls;
+                let bucket = if self.is_unchanged(id, &calls) {
+                    each(id, &self.calls(calls), counts)?
+                } else {
+                    counts.unread.insert(format!("session {id}: {CHANGED}"));
+                    counts.calls.add(CHANGED, all);
+                    CHANGED
+                };
+                counts.sessions.add(bucket, 1);
+                let is_episode = episodes.is_of_run && episodes.by_session[id].is_in_group();
+                counts.episodes.add(bucket, u64::from(is_episode));
+                done += all;
+                progress(done, self.index.calls);
             }
         }
         Ok(())

@@ -19,7 +19,6 @@ use crate::trajectory::{self, Built, Lineage};
 /// Bucket of an episode none of whose calls can be trained.
 const NO_SAMPLE: &str = "no sample";
 const NOTHING_SAMPLED: &str = "nothing sampled";
-pub(super) const CHANGED: &str = "changed while it was read";
 
 /// A sample with all that its row says.
 pub(super) struct Row<'a> {
@@ -131,23 +130,8 @@ pub(super) fn write(
         _ => Form::Trl,
     };
     let mut work = Work { sessions, episodes, form, output };
-    let mut done = 0;
-    sessions.each(&episodes.order, false, counts, &mut |id, calls, counts| {
-        let of_index = &sessions.index.sessions[id];
-        done += of_index.calls;
-        let bucket = match calls {
-            None => {
-                counts.unread.insert(format!("session {id}: {CHANGED}"));
-                counts.calls.add(CHANGED, of_index.calls);
-                CHANGED
-            }
-            Some(calls) if work.session(id, &calls, counts)? > 0 => WRITTEN,
-            Some(_) => NO_SAMPLE,
-        };
-        counts.sessions.add(bucket, 1);
-        counts.episodes.add(bucket, 1);
-        progress(done, sessions.index.calls);
-        Ok(())
+    sessions.each(episodes, false, counts, progress, &mut |id, calls, counts| {
+        Ok(if work.session(id, calls, counts)? > 0 { WRITTEN } else { NO_SAMPLE })
     })?;
     work.form.end(work.output)
 }

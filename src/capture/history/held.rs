@@ -70,7 +70,7 @@ pub(in crate::capture) struct Context {
 
 impl Known {
     fn of(call: &Call, hasher: &RandomState) -> Self {
-        let body = |body: &Option<JsonText>| body.as_ref().map(|body| Signature::of(bytes(body), hasher));
+        let body = |body: &Option<JsonText>| body.as_ref().map(|body| Signature::of(body.bytes(), hasher));
         let ids = [&call.prompt_token_ids, &call.completion_token_ids];
         let ids: Vec<u32> = ids.into_iter().flatten().flatten().copied().collect();
         Self {
@@ -95,10 +95,6 @@ impl Known {
         let bodies = bodies.map_or(0, |(a, b)| a.same(b));
         bodies + 4 * IDS * signature::same(&self.ids, &other.ids)
     }
-}
-
-fn bytes(body: &JsonText) -> &[u8] {
-    body.bytes()
 }
 
 fn day(call: &Call) -> i64 {
@@ -217,8 +213,7 @@ impl Sessions {
     fn forget(&mut self) {
         let mut used: Vec<u64> = self.by_id.values().map(|session| session.used).collect();
         let middle = used.len() / 2;
-        let (_, middle, _) = used.select_nth_unstable(middle);
-        let middle = *middle;
+        let middle = *used.select_nth_unstable(middle).1;
         self.by_id.retain(|_, session| session.used > middle);
         let contexts = self.by_id.values().flat_map(|session| &session.contexts);
         self.bytes = contexts.map(|known| known.memory_bytes()).sum();
@@ -233,8 +228,9 @@ fn is_long(call: &Call) -> bool {
 }
 
 fn goes_on(shared: &Shared) -> bool {
-    let bodies = [&shared.client_request, &shared.upstream_request, &shared.response].into_iter().flatten();
-    shared.ids.is_some() || bodies.into_iter().any(|splice| splice.source == SpliceSource::Base)
+    let mut bodies =
+        [&shared.client_request, &shared.upstream_request, &shared.response].into_iter().flatten();
+    shared.ids.is_some() || bodies.any(|splice| splice.source == SpliceSource::Base)
 }
 
 /// Leaves out of a choice what the first choice of its call has.
@@ -278,8 +274,7 @@ fn splice(text: &JsonText, source: SpliceSource, mut parts: Vec<Part>) -> Option
     let length = u32::try_from(text.bytes().len()).ok()?;
     let saved: u32 = parts.iter().map(|part| part.length).sum();
     let cost = PART_COST.checked_mul(2 + u32::try_from(parts.len()).ok()?)?;
-    let crc32c = || crc32c::crc32c(text.bytes());
-    (saved > cost).then(|| Splice { source, length, crc32c: crc32c(), parts })
+    (saved > cost).then(|| Splice { source, length, crc32c: crc32c::crc32c(text.bytes()), parts })
 }
 
 /// Takes away what `shared` says.

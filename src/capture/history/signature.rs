@@ -76,8 +76,7 @@ impl Signature {
                 // The one behind the last part makes it longer.
                 let follows = parts.next_from() / BLOCK;
                 let follows = Some(follows).filter(|block| self.sums.get(*block) == Some(&sum));
-                let alike = follows.into_iter().chain(alike);
-                alike.into_iter().find(|block| self.hashes[*block] == hash)
+                follows.into_iter().chain(alike).find(|block| self.hashes[*block] == hash)
             });
             if let Some(block) = found {
                 parts.push(at, block * BLOCK, BLOCK);

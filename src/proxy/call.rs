@@ -6,6 +6,7 @@ pub(super) mod answer;
 mod found;
 mod native;
 mod responses;
+mod tokens;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -31,6 +32,7 @@ use super::rejoin::{self, Attendance};
 use super::routes::Route;
 use super::session::Session;
 use super::stop::Stop;
+use super::token_in::Rendered;
 use super::{Inner, Shared, failures, identify, reply, store, unread, whole};
 use crate::config::Relay as RelayChoice;
 use crate::protocol::chat::Request;
@@ -148,6 +150,7 @@ async fn serve(
         body,
         request,
         prompt_ids: None,
+        rendered: None,
         uri: uri.clone(),
         headers,
     };
@@ -176,6 +179,8 @@ struct Call {
     request: Request,
     /// The ids of its prompts by the upstream's tokenizer, as JSON.
     prompt_ids: Option<Vec<u8>>,
+    /// The upstream is asked with tokens.
+    rendered: Option<Arc<Rendered>>,
     uri: Uri,
     headers: HeaderMap,
     attendance: Arc<Attendance>,
@@ -209,6 +214,7 @@ enum Again {
 
 impl Call {
     async fn run(mut self, mut face: Face) -> Result<Response, ApiError> {
+        self.render(&mut face).await;
         let capabilities = if face.upstream_api == ClientApi::SglangGenerate {
             self.native(&mut face).await
         } else {
@@ -244,7 +250,9 @@ impl Call {
                     return Ok(self.answer_early(recorder, face, sending));
                 }
             };
-            let again = if self.lacks_responses(&face, &first) {
+            let again = if self.lacks_tokens(&mut face, &first) {
+                Some(Again::With(attempt.additions))
+            } else if self.lacks_responses(&face, &first) {
                 match self.in_chat(&mut face, &first) {
                     Ok(additions) => Some(Again::With(additions)),
                     Err(error) => {
@@ -254,6 +262,10 @@ impl Call {
             } else {
                 self.again(&attempt, &mut face, &recorder, &mut first).await
             };
+            // Without what was added the reply would have no ids to be read from.
+            if matches!(&again, Some(Again::With(additions)) if *additions != Additions::All) && self.rendered.is_some() {
+                self.leave_tokens(&mut face);
+            }
             let Some(again) = again else {
                 self.learn_of_responses(&face, &first);
                 let is_success = first.as_ref().is_ok_and(|reply| reply.status.is_success());
@@ -307,6 +319,9 @@ impl Call {
         face: &Face,
         capabilities: Capabilities,
     ) -> Result<Prepared, json::ScanError> {
+        if let Some(rendered) = &self.rendered {
+            return self.prepared_with_tokens(rendered, capabilities);
+        }
         if face.upstream_api == ClientApi::SglangGenerate {
             return self.prepared_natively(face, capabilities);
         }
@@ -344,6 +359,7 @@ impl Call {
                 client_body: self.body.clone(),
                 upstream_api: face.upstream_api,
                 route: Arc::clone(&self.route),
+                rendered: self.rendered.clone(),
             },
             self.request.clone(),
             prepared,

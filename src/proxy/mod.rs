@@ -55,6 +55,7 @@ mod stall;
 mod stop;
 mod store;
 mod tape;
+mod token_in;
 mod unread;
 mod verdict;
 mod whole;
@@ -80,6 +81,7 @@ pub use lull::settle_heaps;
 pub use options::{Mode, ProxyOptions, RenderMetrics};
 pub use routes::RouteOptions;
 pub use server::{ListenError, listen, listen_on};
+pub use token_in::Renderer;
 pub use session::{SessionHandle, SessionResult, SessionSampling, SessionSpec, VersionSource};
 
 use identify::Door;

@@ -12,12 +12,16 @@
 mod chat;
 mod decoder;
 mod functions;
+mod stop;
+mod stub;
 mod template;
 mod tokenizer;
 mod tool_calls;
 
 pub use chat::{ChatInput, encode_chat};
 pub use decoder::Decoder;
+pub use stop::StopMatcher;
+pub use stub::*;
 pub use template::ChatTemplate;
 pub use tokenizer::{AddedToken, Tokenizer};
 pub use tool_calls::{ToolCallParser, ToolEvent};

@@ -155,7 +155,7 @@ impl ChatTemplate {
         self.source.contains("strftime_now")
     }
 
-    pub(super) fn source(&self) -> &str {
+    pub(crate) fn source(&self) -> &str {
         &self.source
     }
 

@@ -4,7 +4,7 @@
 //! - Text that came from a message or a tool never becomes a control token: a file that holds `<|im_end|>`
 //!   stays text ([`encode_chat`]). Without such text, the ids are those of the plain rendering.
 //! - A [`Decoder`] never cuts a UTF-8 character; what it gives, put together, is what decoding all ids at once gives.
-//! - Tool-call arguments are the sampled bytes, never re-serialised. Malformed tool calls stay text ([`ToolCallParser`]).
+//! - Tool-call arguments are the sampled bytes, never re-serialised. Malformed tool calls stay text ([`parsers`]).
 //!   Cutting the text differently does not change what is parsed.
 //! - What is not supported (a tokenizer without byte-level decoding, a template that would have to be guessed) is
 //!   refused when loading, with an error that names the file.
@@ -12,19 +12,16 @@
 mod chat;
 mod decoder;
 mod functions;
+pub mod parsers;
 mod stop;
-mod stub;
 mod template;
 mod tokenizer;
-mod tool_calls;
 
 pub use chat::{ChatInput, encode_chat};
 pub use decoder::Decoder;
 pub use stop::StopMatcher;
-pub use stub::*;
 pub use template::ChatTemplate;
 pub use tokenizer::{AddedToken, Tokenizer};
-pub use tool_calls::{ToolCallParser, ToolEvent};
 
 use std::path::{Path, PathBuf};
 

@@ -23,6 +23,7 @@ use http::{Method, StatusCode, Uri};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument as _;
 
+use self::answer::Form;
 use super::body::Taken;
 use super::face::{self, Face, Incoming};
 use super::failures::Failed;
@@ -33,6 +34,7 @@ use super::routes::Route;
 use super::session::Session;
 use super::stop::Stop;
 use super::token_in::Rendered;
+use super::token_in::segments::{self, Asking};
 use super::{Inner, Shared, failures, identify, reply, store, unread, whole};
 use crate::config::Relay as RelayChoice;
 use crate::protocol::chat::Request;
@@ -392,6 +394,7 @@ impl Call {
         // What it says is said in the client's protocol.
         let query = self.uri.query().filter(|_| face.writer.is_none()).map(str::to_owned);
         let api = face.upstream_api;
+        let rendered = recorder.rendered().cloned();
         Box::pin(async move {
             let path = match api {
                 ClientApi::OpenaiCompletions => "/completions",
@@ -404,8 +407,15 @@ impl Call {
                 inner.gate.passed().await;
             }
             // Behind the gate: the weights may have changed while the call waited at it.
-            let _ = version_at_start.set(route.version_now(&inner, &session));
-            route.upstream.send(Method::POST, path, query.as_deref(), &headers, body).await
+            let version = route.version_now(&inner, &session);
+            let _ = version_at_start.set(version.clone());
+            let first = body.clone();
+            let reply = route.upstream.send(Method::POST, path, query.as_deref(), &headers, body).await?;
+            let Some(rendered) = rendered.filter(|_| Form::of(&reply) == Form::Stream) else {
+                return Ok(reply);
+            };
+            let asking = Asking { inner, session, route, rendered, path, headers, body: first, version_at_start: version };
+            Ok(segments::joined(asking, reply, api == ClientApi::SglangGenerate))
         })
     }
 }

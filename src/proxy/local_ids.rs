@@ -96,8 +96,8 @@ impl LocalTokenizer {
 
     /// The ids of a text, if it reads back from them and can be nothing but text.
     fn ids_of(&self, text: &str) -> Option<Vec<u32>> {
-        // What stands there may be a character that a token cut.
-        if text.contains('\u{fffd}') {
+        // What stands there may be a character that a token cut; and a space before it may have been left out.
+        if text.contains('\u{fffd}') || self.tokenizer.depends_on_position() {
             return None;
         }
         let ids = self.tokenizer.encode_text(text).ok()?;

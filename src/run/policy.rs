@@ -14,6 +14,7 @@ use crate::model::Model;
 use crate::proxy::{Renderer, VersionSource};
 use crate::record::PolicyVersion;
 use crate::serve::{self, ServeState};
+use crate::text::parsers::Forms;
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::upstream::{Timeouts, Upstream};
 
@@ -71,7 +72,9 @@ pub(super) fn engine(
     let engine = Engine::start(model, options).map_err(RunError::because("starting the embedded engine"))?;
     let folder_name = || folder.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = policy.model_name.clone().or_else(folder_name).unwrap_or_else(|| "policy".to_owned());
-    let state = ServeState::new(engine.clone(), Arc::new(tokenizer), Arc::new(template), vec![name.clone()]);
+    let forms = Forms::of_template(template.source());
+    let names = vec![name.clone()];
+    let state = ServeState::new(engine.clone(), Arc::new(tokenizer), Arc::new(template), names, forms);
     Ok((engine, serve::router(state), name))
 }
 

@@ -14,6 +14,7 @@
 mod lineages;
 mod reading;
 mod request;
+pub(super) mod segments;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -95,6 +96,11 @@ impl Origin {
 /// What became of calls of the token-in relay, counted.
 pub(super) fn count(outcome: &'static str) {
     metrics::counter!("lego_proxy_token_in_calls_total", "prompt" => outcome).increment(1);
+}
+
+/// Shows the counter before it counts.
+pub(super) fn none_yet(outcome: &'static str) {
+    metrics::counter!("lego_proxy_token_in_calls_total", "prompt" => outcome).increment(0);
 }
 
 /// Every value of the counter's label.

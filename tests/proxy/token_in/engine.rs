@@ -6,11 +6,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use bytes::Bytes;
+use futures_util::StreamExt;
 use lego::text::Tokenizer;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -30,12 +32,25 @@ pub struct Says {
     pub finish_reason: &'static str,
     /// What it says it read is not what it was sent.
     pub misreads: bool,
+    pub ends: Ends,
+    /// The weights that it says it has.
+    pub version: Option<&'static str>,
+}
+
+/// How a stream ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Ends {
+    Well,
+    /// With `finish_reason` abort, after so many tokens.
+    Aborted(usize),
+    /// Not, after so many tokens: until its client is gone.
+    Hanging(usize),
 }
 
 impl From<&str> for Says {
     /// Sampled to its end.
     fn from(text: &str) -> Self {
-        Self { text: format!("{text}<|im_end|>"), finish_reason: "stop", misreads: false }
+        Self { text: format!("{text}<|im_end|>"), finish_reason: "stop", misreads: false, ends: Ends::Well, version: Some("7") }
     }
 }
 
@@ -89,7 +104,16 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, body: Bytes) -> Res
     let Some(says) = shared.script.lock().expect("lock").pop_front() else {
         return (StatusCode::BAD_REQUEST, "the script is at its end").into_response();
     };
-    let ids = shared.tokenizer.encode(&says.text).expect("encodes");
+    let mut ids = shared.tokenizer.encode(&says.text).expect("encodes");
+    let mut says = says;
+    match says.ends {
+        Ends::Well => {}
+        Ends::Aborted(count) => {
+            ids.truncate(count);
+            says.finish_reason = "abort";
+        }
+        Ends::Hanging(count) => ids.truncate(count),
+    }
     let is_stream = body["stream"] == true;
     let events = match shared.is_sglang {
         true => generate(&ids, &says, &prompt, is_stream),
@@ -99,6 +123,11 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, body: Bytes) -> Res
         return ([("content-type", "application/json")], events[0].to_string()).into_response();
     }
     let mut stream: String = events.iter().map(|event| format!("data: {event}\n\n")).collect();
+    if matches!(says.ends, Ends::Hanging(_)) {
+        let first = futures_util::stream::iter([Ok::<_, std::convert::Infallible>(Bytes::from(stream))]);
+        let body = Body::from_stream(first.chain(futures_util::stream::pending()));
+        return ([("content-type", "text/event-stream")], body).into_response();
+    }
     stream += "data: [DONE]\n\n";
     ([("content-type", "text/event-stream")], stream).into_response()
 }
@@ -108,7 +137,7 @@ fn completions(ids: &[u32], says: &Says, prompt: &Value, is_stream: bool) -> Vec
     let usage = json!({
         "prompt_tokens": told.as_array().map_or(0, Vec::len), "completion_tokens": ids.len(), "total_tokens": 0,
     });
-    let versions = json!([{"version": "7", "start": 0, "end": ids.len()}]);
+    let versions = says.version.map(|version| json!([{"version": version, "start": 0, "end": ids.len()}]));
     let logprobs = |ids: &[u32]| json!({"token_logprobs": vec![-0.5; ids.len()], "tokens": vec!["x"; ids.len()]});
     if !is_stream {
         let choice = json!({
@@ -119,18 +148,24 @@ fn completions(ids: &[u32], says: &Says, prompt: &Value, is_stream: bool) -> Vec
     }
     let mut events = Vec::new();
     for (index, id) in ids.iter().enumerate() {
-        let is_last = index + 1 == ids.len();
+        let is_last = index + 1 == ids.len() && !matches!(says.ends, Ends::Hanging(_));
         let mut choice = json!({"index": 0, "text": "x", "token_ids": [id], "logprobs": logprobs(&[*id])});
         choice["finish_reason"] = if is_last { says.finish_reason.into() } else { Value::Null };
         if index == 0 {
             choice["prompt_token_ids"] = told.clone();
         }
         if is_last {
-            choice["weight_versions"] = versions.clone();
+            choice["weight_versions"] = json!(versions);
         }
         events.push(json!({"id": "c", "object": "text_completion", "model": "toy", "choices": [choice]}));
     }
-    events.push(json!({"id": "c", "object": "text_completion", "model": "toy", "choices": [], "usage": usage}));
+    if ids.is_empty() {
+        let choice = json!({"index": 0, "text": "", "token_ids": [], "finish_reason": says.finish_reason});
+        events.push(json!({"id": "c", "object": "text_completion", "model": "toy", "choices": [choice]}));
+    }
+    if !matches!(says.ends, Ends::Hanging(_)) {
+        events.push(json!({"id": "c", "object": "text_completion", "model": "toy", "choices": [], "usage": usage}));
+    }
     events
 }
 
@@ -139,10 +174,11 @@ fn generate(ids: &[u32], says: &Says, prompt: &Value, is_stream: bool) -> Vec<Va
     let first = if is_stream { 1 } else { ids.len() };
     let event = |count: usize| {
         let logprobs: Vec<Value> = ids[..count].iter().map(|id| json!([-0.5, id, null])).collect();
-        let finish = (count == ids.len()).then(|| json!({"type": says.finish_reason}));
+        let is_last = count == ids.len() && !matches!(says.ends, Ends::Hanging(_));
+        let finish = is_last.then(|| json!({"type": says.finish_reason}));
         json!({"text": "x".repeat(count), "output_ids": ids[..count], "meta_info": {
             "id": "c", "finish_reason": finish, "prompt_tokens": prompt.as_array().map_or(0, Vec::len),
-            "completion_tokens": count, "weight_version": "7", "output_token_logprobs": logprobs,
+            "completion_tokens": count, "weight_version": says.version, "output_token_logprobs": logprobs,
         }})
     };
     (first..=ids.len()).map(event).collect()

@@ -26,7 +26,9 @@ fn golden() -> Option<Value> {
 
 /// The assistant's turns of a rendering.
 fn turns(rendered: &str) -> Vec<&str> {
-    let (begin, ends) = TURNS.iter().find(|(begin, _)| rendered.contains(begin)).expect("a known family");
+    let Some((begin, ends)) = TURNS.iter().find(|(begin, _)| rendered.contains(begin)) else {
+        return Vec::new();
+    };
     let turns = rendered.split(begin).skip(1);
     turns
         .map(|turn| &turn[..ends.iter().filter_map(|end| turn.find(end)).min().unwrap_or(turn.len())])
@@ -80,6 +82,10 @@ fn rendered_turns_are_read_back() {
         let source = golden["templates"][name].as_str().expect("source");
         let forms = Forms::of_template(source);
         let (Some(form), Some(rendered)) = (forms.tools, case["ok"].as_str()) else { continue };
+        if case["gen"] == true {
+            // The prompt's last turn is not a reply.
+            continue;
+        }
         let declared = case["ctx"]["tools"].as_array().cloned().unwrap_or_default();
         let messages = case["ctx"]["messages"].as_array().expect("messages");
         let spoken = messages.iter().filter(|message| message["role"] == "assistant");
@@ -101,13 +107,17 @@ fn rendered_turns_are_read_back() {
                 assert_eq!(reply.calls, calls, "{name}: {turn}");
                 read_back.push((name, form));
             }
-            assert_eq!(
-                reply.text.trim(),
-                message["content"].as_str().unwrap_or_default().trim(),
-                "{name}: {turn}"
-            );
-            if !reply.reasoning.is_empty() {
-                assert_eq!(Some(reply.reasoning.trim()), message["reasoning_content"].as_str(), "{name}");
+            // Content may hold its reasoning itself; templates cut it off, or write it where it belongs.
+            let content = message["content"].as_str().unwrap_or_default();
+            let (thought, said) = match content.split_once("</think>").filter(|_| forms.reasoning.is_some()) {
+                Some((thought, said)) => (thought.strip_prefix("<think>"), said),
+                None => (message["reasoning_content"].as_str(), content),
+            };
+            // Some write a block of their own before content that holds one.
+            let is_said = [said.trim(), content.trim()].contains(&reply.text.trim());
+            assert!(is_said, "{name}: {turn:?} gave {:?}", reply.text);
+            if !reply.reasoning.trim().is_empty() {
+                assert_eq!(Some(reply.reasoning.trim()), thought.map(str::trim), "{name}");
             }
         }
     }

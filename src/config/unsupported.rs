@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::layers::one_or_several;
 use super::{
-    Algorithm, Config, ConfigError, HarnessType, NetworkPolicy, ObjectUrl, Origin, ReadonlyPaths,
-    RewardType, SANDBOX_PORT, SandboxBackend, UpstreamKind,
+    Algorithm, Config, ConfigError, HarnessType, NetworkPolicy, ObjectUrl, Origin, ReadonlyPaths, RewardType,
+    SANDBOX_PORT, SandboxBackend, UpstreamKind,
 };
 
 /// What a config is used for: only what that needs is refused.

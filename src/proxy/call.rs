@@ -265,7 +265,9 @@ impl Call {
                 self.again(&attempt, &mut face, &recorder, &mut first).await
             };
             // Without what was added the reply would have no ids to be read from.
-            if matches!(&again, Some(Again::With(additions)) if *additions != Additions::All) && self.rendered.is_some() {
+            if matches!(&again, Some(Again::With(additions)) if *additions != Additions::All)
+                && self.rendered.is_some()
+            {
                 self.leave_tokens(&mut face);
             }
             let Some(again) = again else {
@@ -414,7 +416,16 @@ impl Call {
             let Some(rendered) = rendered.filter(|_| Form::of(&reply) == Form::Stream) else {
                 return Ok(reply);
             };
-            let asking = Asking { inner, session, route, rendered, path, headers, body: first, version_at_start: version };
+            let asking = Asking {
+                inner,
+                session,
+                route,
+                rendered,
+                path,
+                headers,
+                body: first,
+                version_at_start: version,
+            };
             Ok(segments::joined(asking, reply, api == ClientApi::SglangGenerate))
         })
     }

@@ -20,7 +20,12 @@ pub(super) struct Gate {
 
 impl Default for Gate {
     fn default() -> Self {
-        Self { is_open: watch::Sender::new(true), interrupts: watch::Sender::new(0), counts: Arc::default(), version: Mutex::default() }
+        Self {
+            is_open: watch::Sender::new(true),
+            interrupts: watch::Sender::new(0),
+            counts: Arc::default(),
+            version: Mutex::default(),
+        }
     }
 }
 

@@ -16,8 +16,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
-use super::verdict::{LOCAL_COMPLETION_REFUSED, LOCAL_IDS, LOCAL_IDS_USAGE, LOCAL_PROMPT_REFUSED};
 use super::token_in::Renderer;
+use super::verdict::{LOCAL_COMPLETION_REFUSED, LOCAL_IDS, LOCAL_IDS_USAGE, LOCAL_PROMPT_REFUSED};
 use crate::config::{Config, ConfigError, Server};
 use crate::protocol::chat::Reply;
 use crate::record::{Call, CallStatus, ClientApi, IdsSource, JsonText};

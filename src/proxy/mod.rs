@@ -81,8 +81,8 @@ pub use lull::settle_heaps;
 pub use options::{Mode, ProxyOptions, RenderMetrics};
 pub use routes::RouteOptions;
 pub use server::{ListenError, listen, listen_on};
-pub use token_in::Renderer;
 pub use session::{SessionHandle, SessionResult, SessionSampling, SessionSpec, VersionSource};
+pub use token_in::Renderer;
 
 use identify::Door;
 use session::Session;

@@ -287,7 +287,8 @@ impl ChatStream {
             return;
         }
         // Markup leaves an empty delta, a partial character empty content.
-        let hides_text = delta.text.is_empty() && self.states[index].has_parser();
+        let hides_text =
+            delta.text.is_empty() && (delta.was_parsed || self.states[index].parses_tool_calls());
         let choice = ChatChunkChoice {
             index,
             delta: ChatDelta {

@@ -44,6 +44,8 @@ pub(super) struct Delta {
     pub text: String,
     pub reasoning: String,
     pub calls: Vec<Call>,
+    /// There was text, of which nothing may be left: markup, or what may become markup.
+    pub was_parsed: bool,
     pub token_ids: Vec<u32>,
     /// As many as `token_ids` when log-probs were asked for, else none.
     pub logprobs: Vec<LogprobEntry>,
@@ -90,9 +92,8 @@ impl Choice {
         }
     }
 
-    /// Whether a chunk without text is sent as an empty delta (markup) rather than as empty content.
-    pub fn has_parser(&self) -> bool {
-        self.parser.is_some()
+    pub fn parses_tool_calls(&self) -> bool {
+        self.options.forms.tools.is_some()
     }
 
     /// Adds an event to `delta`. `Err` with the reason when the engine could not go on.
@@ -182,6 +183,7 @@ impl Choice {
             delta.text.push_str(text);
             return;
         };
+        delta.was_parsed |= !text.is_empty();
         let mut events = Vec::new();
         parser.push(Piece::text(text), &mut events);
         if is_end {

@@ -85,7 +85,8 @@ fn message(reply: &str, stream: bool) -> (Value, Value) {
                 if index == calls.len() {
                     calls.push(part.clone());
                 } else {
-                    let so_far = calls[index]["function"]["arguments"].as_str().unwrap_or_default().to_owned();
+                    let so_far =
+                        calls[index]["function"]["arguments"].as_str().unwrap_or_default().to_owned();
                     let more = part["function"]["arguments"].as_str().unwrap_or_default();
                     calls[index]["function"]["arguments"] = format!("{so_far}{more}").into();
                 }
@@ -108,7 +109,8 @@ fn all_ids(call: &Call) -> Vec<u32> {
     [prompt, call.completion_token_ids.clone().expect("ids")].concat()
 }
 
-const CALL: &str = "I look.\n<tool_call>\n{\"name\": \"read\", \"arguments\": {\"path\":  \"a.py\"}}\n</tool_call>";
+const CALL: &str =
+    "I look.\n<tool_call>\n{\"name\": \"read\", \"arguments\": {\"path\":  \"a.py\"}}\n</tool_call>";
 
 #[tokio::test]
 async fn each_prompt_extends_the_one_before_it_whatever_the_client_does_to_its_history() {
@@ -271,7 +273,8 @@ async fn clients_of_other_protocols_keep_their_lineage_too() {
             let done = events.iter().find(|(name, _)| name == "response.completed").expect("completed");
             let list = second["input"].as_array_mut().expect("input");
             list.extend(done.1["response"]["output"].as_array().expect("output").iter().cloned());
-            let call = list.iter().find(|item| item["type"] == "function_call").expect("a call")["call_id"].clone();
+            let call =
+                list.iter().find(|item| item["type"] == "function_call").expect("a call")["call_id"].clone();
             list.push(json!({"type": "function_call_output", "call_id": call, "output": "x"}));
         }
         world.engine.will_say("done");
@@ -313,15 +316,18 @@ async fn the_embedded_engine_takes_tokens() {
     use lego::engine::{Engine as Policy, EngineOptions};
     use lego::model::Model;
     use lego::serve::{ServeState, router};
+    use lego::text::parsers::Forms;
 
     let model = Arc::new(Model::load(folder()).expect("loads"));
     let options = EngineOptions { threads: 1, ..EngineOptions::for_model(&model) };
     let engine = Policy::start(model, options).expect("starts");
     let template = Arc::new(ChatTemplate::load(folder()).expect("loads"));
-    let state = ServeState::new(engine, Arc::new(tokenizer()), template, vec!["policy".to_owned()]);
+    let state =
+        ServeState::new(engine, Arc::new(tokenizer()), template, vec!["policy".to_owned()], Forms::default());
     let upstream = Upstream::in_process(router(state), timeouts());
     let mut options = ProxyOptions::trainer("policy");
-    options.renderer = Some(Arc::new(Renderer::load(folder(), None, None, TokenHistory::Sampled).expect("loads")));
+    options.renderer =
+        Some(Arc::new(Renderer::load(folder(), None, None, TokenHistory::Sampled).expect("loads")));
     let setup = Setup::in_front_of(upstream, options, Mock::in_process(Script::default())).await;
     let session = setup.proxy.open_session(spec("s1")).expect("open");
     let url = format!("http://{}/sessions/s1/v1/chat/completions", setup.address);
@@ -358,12 +364,21 @@ async fn a_reply_that_the_engine_gave_up_goes_on_from_its_tokens() {
         if kind == UpstreamKind::Vllm {
             world.engine.will_say(empty);
         }
-        world.engine.will_say(Says { text: part(3), ends: Ends::Aborted(2), version: Some("8"), ..Says::from("") });
+        world.engine.will_say(Says {
+            text: part(3),
+            ends: Ends::Aborted(2),
+            version: Some("8"),
+            ..Says::from("")
+        });
         world.engine.will_say(Says { text: part(5), version: Some("9"), ..Says::from("") });
         let mut body = chat(json!([{"role": "user", "content": "go"}]), true);
         body["max_tokens"] = json!(40);
         let (said, finish) = message(&world.ask(&body).await, true);
-        assert_eq!((said["content"].as_str(), finish.as_str()), (Some("hello there, world"), Some("stop")), "{kind:?}");
+        assert_eq!(
+            (said["content"].as_str(), finish.as_str()),
+            (Some("hello there, world"), Some("stop")),
+            "{kind:?}"
+        );
         let asked = world.engine.asked();
         let calls = world.calls().await;
         let call = &calls[0];
@@ -384,7 +399,9 @@ async fn a_reply_that_the_engine_gave_up_goes_on_from_its_tokens() {
         };
         let last = &asked.last().expect("asked").1;
         assert_eq!(last[key], json!([prompt.as_slice(), &ids[..5]].concat()));
-        let sampling = |body: &Value| if kind == UpstreamKind::Sglang { body["sampling_params"].clone() } else { body.clone() };
+        let sampling = |body: &Value| {
+            if kind == UpstreamKind::Sglang { body["sampling_params"].clone() } else { body.clone() }
+        };
         assert_eq!(sampling(last)[most], 35);
         assert_ne!(sampling(last)[seed], sampling(&asked[0].1)[seed]);
     }
@@ -402,15 +419,24 @@ async fn an_interrupted_reply_goes_on_behind_the_gate() {
         let ids = tokenizer().encode("hello there, world<|im_end|>").expect("encodes");
         let version = |label| if told { Some(label) } else { None };
         world.setup.proxy.set_policy_version("41");
-        world.engine.will_say(Says { ends: Ends::Hanging(4), version: version("7"), ..Says::from("hello there, world") });
-        world.engine.will_say(Says { text: tokenizer().decode(&ids[4..], false), version: version("8"), ..Says::from("") });
+        world.engine.will_say(Says {
+            ends: Ends::Hanging(4),
+            version: version("7"),
+            ..Says::from("hello there, world")
+        });
+        world.engine.will_say(Says {
+            text: tokenizer().decode(&ids[4..], false),
+            version: version("8"),
+            ..Says::from("")
+        });
         let url = format!("http://{}/sessions/s1/v1/chat/completions", world.setup.address);
         let mut reply = post(&url, &chat(json!([{"role": "user", "content": "go"}]), true)).await;
         let before = tokenizer().decode(&ids[..3], false);
         let mut text = String::new();
         // All four tokens were relayed once the text of the third is there and the fourth's too.
         while !message_so_far(&text).starts_with(&tokenizer().decode(&ids[..4], false)) {
-            text += std::str::from_utf8(&reply.chunk().await.expect("goes on").expect("more")).expect("UTF-8");
+            text +=
+                std::str::from_utf8(&reply.chunk().await.expect("goes on").expect("more")).expect("UTF-8");
         }
         assert!(message_so_far(&text).starts_with(&before));
         world.setup.proxy.interrupt();
@@ -444,7 +470,9 @@ async fn an_interrupted_reply_goes_on_behind_the_gate() {
 
 /// What the admin listener says of the gate.
 async fn gate(proxy: &Proxy) -> Value {
-    let request = axum::http::Request::get("/admin/state").header("authorization", "Bearer t").header("host", "localhost");
+    let request = axum::http::Request::get("/admin/state")
+        .header("authorization", "Bearer t")
+        .header("host", "localhost");
     let request = request.body(axum::body::Body::empty()).expect("a request");
     let reply = proxy.admin_router("t").oneshot(request).await.expect("an answer");
     let body = axum::body::to_bytes(reply.into_body(), 9999).await.expect("a body");

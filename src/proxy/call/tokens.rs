@@ -61,16 +61,10 @@ impl Call {
         // The reply is read from its ids, whatever is to be captured.
         let wanted = Wanted { token_ids: true, ..self.route.wanted };
         let mut prepared = if self.route.upstream.kind() == UpstreamKind::Sglang {
-            let asking =
-                Asking { wanted, routing: routing && capabilities.routing, plan: self.plan };
+            let asking = Asking { wanted, routing: routing && capabilities.routing, plan: self.plan };
             sglang_request::of_completions(asking, &request, None)
         } else {
-            let approach = Approach {
-                capabilities,
-                routing,
-                usage: true,
-                relay: self.inner.options.relay,
-            };
+            let approach = Approach { capabilities, routing, usage: true, relay: self.inner.options.relay };
             dialect::prepare(approach, wanted, self.plan, &chat::Request::from_completions(&request), model)?
         };
         prepared.sent_prompts = request.prompts;

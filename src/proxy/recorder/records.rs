@@ -92,7 +92,8 @@ impl Open {
         };
         // What the engine says it read is what it was sent.
         let sent = self.rendered().map(|rendered| rendered.prompt.as_slice());
-        let changed = sent.filter(|_| prompt_ids.is_some_and(|ids| Some(ids) != sent)).map(|_| verdict::PROMPT_CHANGED);
+        let changed =
+            sent.filter(|_| prompt_ids.is_some_and(|ids| Some(ids) != sent)).map(|_| verdict::PROMPT_CHANGED);
         let upstream_request =
             (self.prepared.body != self.wire.client_body).then(|| kept::raw(&self.prepared.body));
         Call {

@@ -54,7 +54,12 @@ pub(super) struct Turn {
 
 impl Turn {
     /// `prompt` begins with all ids of `before`.
-    pub(super) fn new(before: Option<Arc<Self>>, prompt: &[u32], sampled: &[u32], call_id: CallId) -> Arc<Self> {
+    pub(super) fn new(
+        before: Option<Arc<Self>>,
+        prompt: &[u32],
+        sampled: &[u32],
+        call_id: CallId,
+    ) -> Arc<Self> {
         let known = before.as_ref().map_or(0, |before| before.len());
         let ids = [&prompt[known..], sampled].concat();
         Arc::new(Self { before, ids, sampled: sampled.len(), call_id })
@@ -149,11 +154,15 @@ pub(super) fn canonical(message: &Value) -> Option<String> {
     let role = fields.get("role")?.as_str()?;
     let content = content(fields.get("content").unwrap_or(&Value::Null));
     let calls = fields.get("tool_calls").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    let calls: Vec<Value> = calls.iter().map(|call| {
-        let function = &call["function"];
-        let arguments = function["arguments"].as_str().map_or_else(|| function["arguments"].clone(), parsed);
-        told_call(&call["id"], &function["name"], arguments)
-    }).collect();
+    let calls: Vec<Value> = calls
+        .iter()
+        .map(|call| {
+            let function = &call["function"];
+            let arguments =
+                function["arguments"].as_str().map_or_else(|| function["arguments"].clone(), parsed);
+            told_call(&call["id"], &function["name"], arguments)
+        })
+        .collect();
     let about = |name: &str| fields.get(name).cloned().unwrap_or_default();
     Some(sorted(serde_json::json!([role, content, calls, about("name"), about("tool_call_id")])))
 }
@@ -162,7 +171,13 @@ pub(super) fn canonical(message: &Value) -> Option<String> {
 pub(super) fn canonical_reply(text: &str, calls: &[CapturedToolCall]) -> String {
     let calls: Vec<Value> = calls
         .iter()
-        .map(|call| told_call(&Value::from(call.id.as_str()), &Value::from(call.name.as_str()), parsed(&call.arguments)))
+        .map(|call| {
+            told_call(
+                &Value::from(call.id.as_str()),
+                &Value::from(call.name.as_str()),
+                parsed(&call.arguments),
+            )
+        })
         .collect();
     sorted(serde_json::json!(["assistant", [text.trim()], calls, null, null]))
 }
@@ -263,7 +278,10 @@ mod tests {
         };
         assert_eq!(canonical(&said), Some(canonical_reply("hi", &[captured])));
         assert_eq!(canonical(&json!({"role": "assistant", "content": null})), Some(canonical_reply("", &[])));
-        assert_ne!(canonical(&json!({"role": "user", "content": "a"})), canonical(&json!({"role": "user", "content": "b"})));
+        assert_ne!(
+            canonical(&json!({"role": "user", "content": "a"})),
+            canonical(&json!({"role": "user", "content": "b"}))
+        );
         assert_eq!(canonical(&json!({"content": "a"})), None);
         let image = json!({"role": "user", "content": [{"type": "image_url"}, "a"]});
         assert_ne!(canonical(&image), canonical(&json!({"role": "user", "content": "a"})));

@@ -36,9 +36,8 @@ use crate::protocol::chat::Request;
 use crate::protocol::translate::{ReplyNames, ReplyWriter};
 use crate::protocol::volatile::Rules;
 use crate::record::{Call, CallId, CallStatus};
-use crate::text::{
-    ChatInput, ChatTemplate, Extender, ReasoningForm, TextError, Tokenizer, ToolForm, ToolSchemas, encode_chat,
-};
+use crate::text::parsers::{Forms, ReasoningForm, ToolForm, ToolSchemas, UnknownForm};
+use crate::text::{ChatInput, ChatTemplate, Extender, TextError, Tokenizer, encode_chat};
 
 /// Why a prompt is what it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,8 +114,7 @@ pub(super) const IN_CHAT: &str = "in_chat";
 pub struct Renderer {
     tokenizer: Arc<Tokenizer>,
     template: Arc<ChatTemplate>,
-    tools: Option<ToolForm>,
-    reasoning: Option<ReasoningForm>,
+    forms: Forms,
     history: TokenHistory,
     /// By the template parameters that a request gives.
     extenders: Mutex<BTreeMap<String, Option<Arc<Extender>>>>,
@@ -131,8 +129,7 @@ impl std::fmt::Debug for Renderer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Renderer")
             .field("template", &self.template)
-            .field("tools", &self.tools)
-            .field("reasoning", &self.reasoning)
+            .field("forms", &self.forms)
             .finish_non_exhaustive()
     }
 }
@@ -151,9 +148,9 @@ impl Renderer {
         let tokenizer = Arc::new(Tokenizer::load(folder)?);
         let template = Arc::new(ChatTemplate::load(folder)?);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let own = Forms::of_template(template.source());
         let renderer = Self {
-            tools: tools.or_else(|| ToolForm::of_template(template.source())),
-            reasoning: reasoning.or_else(|| ReasoningForm::of_template(template.source())),
+            forms: Forms { tools: tools.or(own.tools), reasoning: reasoning.or(own.reasoning) },
             tokenizer,
             template,
             history,
@@ -307,20 +304,22 @@ impl Renderer {
             problem,
             remedy,
         };
-        let unknown = |key: &str, name: &str, known: String| {
-            let remedy = format!("Set {key} to one of {known}, or take it out.");
-            bad(key, name.to_owned(), "no such parser".to_owned(), remedy)
+        let unknown = |key: &str, name: &str, error: UnknownForm| {
+            bad(
+                key,
+                name.to_owned(),
+                error.to_string(),
+                format!("Set {key} to a parser's name, or take it out."),
+            )
         };
-        let tools = proxy.tool_call_parser.as_deref().map(|name| {
-            ToolForm::from_name(name).ok_or_else(|| {
-                unknown("proxy.tool_call_parser", name, ToolForm::names().collect::<Vec<_>>().join(", "))
-            })
-        });
-        let reasoning = proxy.reasoning_parser.as_deref().map(|name| {
-            ReasoningForm::from_name(name).ok_or_else(|| {
-                unknown("proxy.reasoning_parser", name, ReasoningForm::names().collect::<Vec<_>>().join(", "))
-            })
-        });
+        let tools = proxy
+            .tool_call_parser
+            .as_deref()
+            .map(|name| name.parse().map_err(|error| unknown("proxy.tool_call_parser", name, error)));
+        let reasoning = proxy
+            .reasoning_parser
+            .as_deref()
+            .map(|name| name.parse().map_err(|error| unknown("proxy.reasoning_parser", name, error)));
         Self::load(folder, tools.transpose()?, reasoning.transpose()?, proxy.token_history).map_err(|error| {
             let remedy = format!("Set {key} to the folder of the upstream's model, or proxy.relay to auto.");
             bad(key, folder.display().to_string(), error.to_string(), remedy)
@@ -334,7 +333,8 @@ impl Renderer {
         input: &ChatInput<'_>,
     ) -> Result<(Vec<u32>, Option<Arc<Turn>>, Origin), String> {
         let anew = |origin| {
-            let ids = encode_chat(&self.tokenizer, &self.template, input).map_err(|error| error.to_string())?;
+            let ids =
+                encode_chat(&self.tokenizer, &self.template, input).map_err(|error| error.to_string())?;
             Ok((ids, None, origin))
         };
         if self.history == TokenHistory::Template {
@@ -369,15 +369,18 @@ impl Renderer {
         ends.extend(own.filter_map(|id| u32::try_from(id).ok()));
         let last = &prompt[prompt.len().saturating_sub(16)..];
         let include = request.get("include_stop_str_in_output") == Some(Value::Bool(true));
+        // Without tools what looks like a call is text.
+        let tools = self.forms.tools.filter(|_| conversation.tools.is_some());
+        let reasoning = self.forms.reasoning;
+        let tags = tools.into_iter().flat_map(ToolForm::tags);
+        let tags = tags.chain(reasoning.into_iter().flat_map(ReasoningForm::tags));
         Reading {
             tokenizer: Arc::clone(&self.tokenizer),
-            // Without tools what looks like a call is text.
-            tools: self.tools.filter(|_| conversation.tools.is_some()),
-            reasoning: self.reasoning,
-            starts_in_reasoning: self
-                .reasoning
+            tags: tags.filter_map(|tag| self.tokenizer.control_id(tag)).collect(),
+            forms: Forms { tools, reasoning },
+            starts_in_reasoning: reasoning
                 .is_some_and(|form| form.is_open_at_end(&self.tokenizer.decode(last, false))),
-            schemas: ToolSchemas::of(conversation.tools.as_deref().unwrap_or_default()),
+            schemas: ToolSchemas::new(conversation.tools.as_deref().unwrap_or_default()),
             stop: reading::stop_texts(request.get("stop"), include),
             ends: if include { Vec::new() } else { ends },
             seed: names.call_id.clone(),
@@ -395,11 +398,7 @@ struct Keys {
 }
 
 impl Keys {
-    fn of(
-        request: &Request,
-        conversation: &request::Conversation,
-        volatile: &Rules,
-    ) -> Result<Self, String> {
+    fn of(request: &Request, conversation: &request::Conversation, volatile: &Rules) -> Result<Self, String> {
         let shape = serde_json::json!([conversation.tools, conversation.kwargs]).to_string();
         let begin = |shape: &str| vec![Key::of_shape(shape.as_bytes())];
         let mut keys = Self { whole: begin(&shape), bare: begin("bare"), talk: begin("talk") };

@@ -6,16 +6,16 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::record::CapturedToolCall;
-use crate::text::{
-    Decoder, Piece, ReasoningForm, ReplyEvent, ReplyParser, StopMatcher, Tokenizer, ToolForm, ToolSchemas,
-};
+use crate::text::parsers::{Forms, Piece, ReplyEvent, ReplyParser, ToolSchemas};
+use crate::text::{Decoder, StopMatcher, Tokenizer};
 
 /// How the replies to one request are read.
 #[derive(Debug)]
 pub(super) struct Reading {
     pub(super) tokenizer: Arc<Tokenizer>,
-    pub(super) tools: Option<ToolForm>,
-    pub(super) reasoning: Option<ReasoningForm>,
+    pub(super) forms: Forms,
+    /// Special tokens that are the forms' tags. No other special token is text.
+    pub(super) tags: Vec<u32>,
     /// The prompt ends within a block of reasoning.
     pub(super) starts_in_reasoning: bool,
     pub(super) schemas: ToolSchemas,
@@ -56,12 +56,13 @@ impl Reading {
                         call.arguments += &text;
                     }
                 }
-                ReplyEvent::Malformed { index: None, raw, .. } => whole.text += &raw,
-                ReplyEvent::Markup(_) | ReplyEvent::CallEnd { .. } | ReplyEvent::Malformed { .. } => {}
+                ReplyEvent::Malformed { raw, .. } => whole.text += &raw,
+                ReplyEvent::Markup(_) | ReplyEvent::CallEnd { .. } => {}
             }
         }
         for call in &mut whole.calls {
-            call.arguments_valid_json = serde_json::from_str::<serde::de::IgnoredAny>(&call.arguments).is_ok();
+            call.arguments_valid_json =
+                serde_json::from_str::<serde::de::IgnoredAny>(&call.arguments).is_ok();
         }
         whole
     }
@@ -90,12 +91,7 @@ impl Reader {
             // What is left out of text is decided here, a token at a time.
             decoder: Decoder::new(false),
             stop: StopMatcher::new(stop, include_stop),
-            parser: ReplyParser::new(
-                reading.tools,
-                reading.reasoning,
-                reading.starts_in_reasoning,
-                &reading.schemas,
-            ),
+            parser: parser(reading),
             is_over: false,
         }
     }
@@ -113,7 +109,7 @@ impl Reader {
             _ => ids,
         };
         for &id in told {
-            self.token(&reading.tokenizer, id, events);
+            self.token(reading, id, events);
         }
         if finish_reason.is_some() && !std::mem::replace(&mut self.is_over, true) {
             let (mut decoded, mut text) = (String::new(), String::new());
@@ -121,30 +117,39 @@ impl Reader {
             if self.stop.push(&decoded, &mut text).is_none() {
                 self.stop.finish(&mut text);
             }
-            self.parser.push(Piece { text: &text, is_control: false }, events);
+            self.parser.push(Piece::text(&text), events);
             self.parser.finish(events);
         }
     }
 
-    fn token(&mut self, tokenizer: &Tokenizer, id: u32, events: &mut Vec<ReplyEvent>) {
-        if self.is_over {
-            return;
-        }
-        let is_control = tokenizer.is_control(id);
-        // Special tokens are no text, unless they are the form's own markup.
-        if tokenizer.is_special(id) && !self.parser.is_markup(&String::from_utf8_lossy(tokenizer.token_bytes(id))) {
+    fn token(&mut self, reading: &Reading, id: u32, events: &mut Vec<ReplyEvent>) {
+        let tokenizer = &reading.tokenizer;
+        if self.is_over || (tokenizer.is_special(id) && !reading.tags.contains(&id)) {
             return;
         }
         let (mut decoded, mut text) = (String::new(), String::new());
         self.decoder.push(tokenizer, id, &mut decoded);
         let ended = self.stop.push(&decoded, &mut text);
         if !text.is_empty() {
-            self.parser.push(Piece { text: &text, is_control: is_control && text == decoded }, events);
+            let is_control = tokenizer.is_control(id) && text == decoded;
+            self.parser.push(Piece { text: &text, is_control }, events);
         }
         if ended.is_some() {
             self.is_over = true;
             self.parser.finish(events);
         }
+    }
+}
+
+/// Calls are given whole: a client may repair half a call and run it, and what was told cannot be taken back.
+fn parser(reading: &Reading) -> ReplyParser {
+    let Forms { tools, reasoning } = reading.forms;
+    let parser =
+        ReplyParser::new(tools, reasoning, reading.starts_in_reasoning, &reading.schemas).with_whole_calls();
+    // Text that may be the beginning of a stop text comes later than its token.
+    match reading.stop.0.is_empty() {
+        true => parser.with_token_tags(|tag| reading.tokenizer.control_id(tag).is_some()),
+        false => parser,
     }
 }
 

@@ -75,7 +75,8 @@ pub(super) struct Conversation {
 /// # Errors
 /// The member, or its value, because of which it cannot: the engine is to be asked in chat's words.
 pub(super) fn conversation(request: &chat::Request) -> Result<Conversation, String> {
-    let members: Map<String, Value> = serde_json::from_slice(request.body()).map_err(|error| error.to_string())?;
+    let members: Map<String, Value> =
+        serde_json::from_slice(request.body()).map_err(|error| error.to_string())?;
     for (name, value) in &members {
         let is_known = SAME.contains(&name.as_str()) || OWN.contains(&name.as_str());
         let says_nothing = match name.as_str() {
@@ -83,9 +84,11 @@ pub(super) fn conversation(request: &chat::Request) -> Result<Conversation, Stri
             "response_format" => value["type"] == "text",
             // A second call would have to be taken out of what was sampled.
             "parallel_tool_calls" => value == true || !members.contains_key("tools"),
-            "logprobs" | "echo" | "return_token_ids" | "return_tokens_as_token_ids" | "continue_final_message" => {
-                value == false
-            }
+            "logprobs"
+            | "echo"
+            | "return_token_ids"
+            | "return_tokens_as_token_ids"
+            | "continue_final_message" => value == false,
             "top_logprobs" => value == 0,
             "add_generation_prompt" => value == true,
             _ => false,
@@ -96,13 +99,16 @@ pub(super) fn conversation(request: &chat::Request) -> Result<Conversation, Stri
     }
     let list = |name: &str| members.get(name).and_then(Value::as_array).cloned();
     let tools = list("tools").filter(|tools| !tools.is_empty());
-    let mut kwargs = members.get("chat_template_kwargs").and_then(Value::as_object).cloned().unwrap_or_default();
+    let mut kwargs =
+        members.get("chat_template_kwargs").and_then(Value::as_object).cloned().unwrap_or_default();
     if let Some(effort) = members.get("reasoning_effort").filter(|effort| !effort.is_null()) {
         kwargs.entry("reasoning_effort").or_insert_with(|| effort.clone());
     }
     let messages = list("messages").unwrap_or_default();
     let has_other = |message: &Value| {
-        message["content"].as_array().is_some_and(|parts| parts.iter().any(|part| part["text"].is_null() && !part.is_string()))
+        message["content"]
+            .as_array()
+            .is_some_and(|parts| parts.iter().any(|part| part["text"].is_null() && !part.is_string()))
     };
     match messages.iter().position(has_other) {
         Some(index) => Err(format!("`messages[{index}]`, which is not text alone")),
@@ -174,7 +180,8 @@ mod tests {
         assert_eq!(refused("logprobs", json!(true)), "`logprobs`");
         assert_eq!(refused("guided_json", json!({})), "`guided_json`");
         assert_eq!(refused("documents", json!([1])), "`documents`");
-        let image = json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]);
+        let image =
+            json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]);
         assert_eq!(refused("messages", image), "`messages[0]`, which is not text alone");
     }
 }

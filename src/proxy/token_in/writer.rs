@@ -15,7 +15,7 @@ use super::reading::Reader;
 use crate::protocol::chat::{self, ReplyUsage, StopMatch};
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::translate::{KeptReply, Piece, ReplyWriter, Untranslatable};
-use crate::text::ReplyEvent;
+use crate::text::parsers::ReplyEvent;
 use crate::upstream::sglang_generate::GenerateReply;
 
 /// The upstream's reply as it is read.
@@ -94,7 +94,12 @@ impl TokenWriter {
     }
 
     /// Tells a chunk of chat.
-    fn tell(&mut self, choices: Value, usage: Option<ReplyUsage>, out: &mut Vec<Piece>) -> Result<(), Untranslatable> {
+    fn tell(
+        &mut self,
+        choices: Value,
+        usage: Option<ReplyUsage>,
+        out: &mut Vec<Piece>,
+    ) -> Result<(), Untranslatable> {
         let mut chunk = self.head("chat.completion.chunk");
         chunk.insert("choices".to_owned(), choices);
         if let Some(usage) = usage {
@@ -128,7 +133,8 @@ impl TokenWriter {
     /// Tells what is new of a choice.
     fn news(&mut self, index: u16, out: &mut Vec<Piece>) -> Result<(), Untranslatable> {
         self.begin(index, out)?;
-        let (Some(choice), Some(told)) = (self.source.reply().choices.get(&index), self.told.get_mut(&index)) else {
+        let (Some(choice), Some(told)) = (self.source.reply().choices.get(&index), self.told.get_mut(&index))
+        else {
             return Ok(());
         };
         if choice.token_ids.is_none() && !choice.text.is_empty() {
@@ -174,9 +180,9 @@ impl TokenWriter {
             ReplyEvent::CallArguments { index, text } => {
                 json!({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
             }
-            // What turned out to be no call is text. One that was begun stays as it is: its arguments are no JSON.
-            ReplyEvent::Malformed { index: None, raw, .. } => json!({"content": raw}),
-            ReplyEvent::Markup(_) | ReplyEvent::CallEnd { .. } | ReplyEvent::Malformed { .. } => return None,
+            // What turned out to be no call is text.
+            ReplyEvent::Malformed { raw, .. } => json!({"content": raw}),
+            ReplyEvent::Markup(_) | ReplyEvent::CallEnd { .. } => return None,
         })
     }
 

@@ -50,7 +50,13 @@ pub enum Ends {
 impl From<&str> for Says {
     /// Sampled to its end.
     fn from(text: &str) -> Self {
-        Self { text: format!("{text}<|im_end|>"), finish_reason: "stop", misreads: false, ends: Ends::Well, version: Some("7") }
+        Self {
+            text: format!("{text}<|im_end|>"),
+            finish_reason: "stop",
+            misreads: false,
+            ends: Ends::Well,
+            version: Some("7"),
+        }
     }
 }
 
@@ -138,13 +144,16 @@ fn completions(ids: &[u32], says: &Says, prompt: &Value, is_stream: bool) -> Vec
         "prompt_tokens": told.as_array().map_or(0, Vec::len), "completion_tokens": ids.len(), "total_tokens": 0,
     });
     let versions = says.version.map(|version| json!([{"version": version, "start": 0, "end": ids.len()}]));
-    let logprobs = |ids: &[u32]| json!({"token_logprobs": vec![-0.5; ids.len()], "tokens": vec!["x"; ids.len()]});
+    let logprobs =
+        |ids: &[u32]| json!({"token_logprobs": vec![-0.5; ids.len()], "tokens": vec!["x"; ids.len()]});
     if !is_stream {
         let choice = json!({
             "index": 0, "text": "not what is read", "finish_reason": says.finish_reason, "token_ids": ids,
             "prompt_token_ids": told, "logprobs": logprobs(ids), "weight_versions": versions,
         });
-        return vec![json!({"id": "c", "object": "text_completion", "model": "toy", "choices": [choice], "usage": usage})];
+        return vec![
+            json!({"id": "c", "object": "text_completion", "model": "toy", "choices": [choice], "usage": usage}),
+        ];
     }
     let mut events = Vec::new();
     for (index, id) in ids.iter().enumerate() {
@@ -164,7 +173,9 @@ fn completions(ids: &[u32], says: &Says, prompt: &Value, is_stream: bool) -> Vec
         events.push(json!({"id": "c", "object": "text_completion", "model": "toy", "choices": [choice]}));
     }
     if !matches!(says.ends, Ends::Hanging(_)) {
-        events.push(json!({"id": "c", "object": "text_completion", "model": "toy", "choices": [], "usage": usage}));
+        events.push(
+            json!({"id": "c", "object": "text_completion", "model": "toy", "choices": [], "usage": usage}),
+        );
     }
     events
 }

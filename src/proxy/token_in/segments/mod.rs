@@ -58,7 +58,8 @@ pub(in crate::proxy) fn joined(asking: Asking, reply: UpstreamReply, is_native: 
     let UpstreamReply { status, headers, body } = reply;
     let interrupts = asking.inner.gate.interrupts();
     let parser = Parser::new();
-    let segments = Segments { asking, rewriting, body, parser, interrupts, is_waiting: false, empty: 0, is_over: false };
+    let segments =
+        Segments { asking, rewriting, body, parser, interrupts, is_waiting: false, empty: 0, is_over: false };
     let stream = futures_util::stream::unfold(segments, |mut segments| async move {
         let piece = segments.next().await?;
         Some((piece.map(Frame::data), segments))

@@ -94,11 +94,8 @@ impl Rewriting {
         let Ok(mut value) = serde_json::from_slice::<Value>(&data) else {
             return Segment::Goes(event.raw.clone());
         };
-        let is_given_up = if self.is_native {
-            self.native(&mut value, clock)
-        } else {
-            self.completions(&mut value, clock)
-        };
+        let is_given_up =
+            if self.is_native { self.native(&mut value, clock) } else { self.completions(&mut value, clock) };
         let told = || Bytes::from(format!("data: {value}\n\n"));
         if is_given_up {
             return Segment::GivenUp { told: told(), original: event.raw.clone() };
@@ -235,10 +232,13 @@ impl Rewriting {
         let told = self.segment_now(&|| clock.clone());
         self.told = None;
         let begun = self.begun_at;
-        let tiles = |spans: &Vec<(String, usize, usize)>| spans.last().is_some_and(|(_, _, end)| *end == count);
+        let tiles =
+            |spans: &Vec<(String, usize, usize)>| spans.last().is_some_and(|(_, _, end)| *end == count);
         if count > 0 {
             self.spans = self.spans.take().zip(told.filter(tiles)).map(|(mut spans, told)| {
-                spans.extend(told.into_iter().map(|(version, start, end)| (version, start + begun, end + begun)));
+                spans.extend(
+                    told.into_iter().map(|(version, start, end)| (version, start + begun, end + begun)),
+                );
                 spans
             });
         }
@@ -257,9 +257,11 @@ impl Rewriting {
     /// The end of the stream, if there is no room for another token.
     pub(super) fn is_full(&self) -> Option<Bytes> {
         (self.left()? == 0).then(|| {
-            let mut last = json!({"choices": [{"index": 0, "text": "", "token_ids": [], "finish_reason": "length"}]});
+            let mut last =
+                json!({"choices": [{"index": 0, "text": "", "token_ids": [], "finish_reason": "length"}]});
             let prompt = self.request["prompt"].as_array().map_or(0, Vec::len);
-            last["usage"] = json!({"prompt_tokens": prompt, "completion_tokens": self.sampled.len(), "total_tokens": 0});
+            last["usage"] =
+                json!({"prompt_tokens": prompt, "completion_tokens": self.sampled.len(), "total_tokens": 0});
             if self.is_native {
                 let prompt = self.request["input_ids"].as_array().map_or(0, Vec::len);
                 last = json!({"text": self.text, "output_ids": self.sampled, "meta_info": {
@@ -289,7 +291,8 @@ impl Rewriting {
     /// The request for the next segment. Its seed is another one, so that it does not draw the first one's numbers again.
     pub(super) fn request(&self, prompt: &[u32]) -> Bytes {
         let mut request = self.request.clone();
-        request[if self.is_native { "input_ids" } else { "prompt" }] = json!([prompt, &self.sampled].concat());
+        request[if self.is_native { "input_ids" } else { "prompt" }] =
+            json!([prompt, &self.sampled].concat());
         let left = self.left();
         let (sampling, most, least, seed) = match self.is_native {
             true => (&mut request["sampling_params"], "max_new_tokens", "min_new_tokens", "sampling_seed"),

@@ -55,6 +55,3 @@ pub use reply::ReplyParser;
 pub use schemas::ToolSchemas;
 pub use sink::{Malformation, ReplyEvent};
 pub use window::Piece;
-
-#[cfg(test)]
-mod tests;

@@ -84,6 +84,12 @@ impl ReplyParser {
         self.sink.ended() as usize
     }
 
+    /// How many bytes were looked at or moved so far: a small multiple of the text, however it came.
+    #[must_use]
+    pub fn work(&self) -> usize {
+        self.window.work()
+    }
+
     /// Takes the next text; appends to `events` what is certain by then.
     pub fn push(&mut self, piece: Piece<'_>, events: &mut Vec<ReplyEvent>) {
         self.window.push(piece);
@@ -94,12 +100,6 @@ impl ReplyParser {
     pub fn finish(&mut self, events: &mut Vec<ReplyEvent>) {
         self.window.end();
         self.read(events);
-    }
-
-    /// Bytes looked at or moved so far.
-    #[cfg(test)]
-    pub fn work(&self) -> usize {
-        self.window.work
     }
 
     fn read(&mut self, events: &mut Vec<ReplyEvent>) {

@@ -61,7 +61,7 @@ for name, request in requests.items():
 
 # Replies: the table of texts, each for its own form.
 for number, case in enumerate(json.load(open("text/replies.json"))):
-    folder = f"{out}/reply_{case.get('tools', 'hermes')}"
+    folder = f"{out}/reply_{case.get('tools', 'openai')}"
     os.makedirs(folder, exist_ok=True)
     open(f"{folder}/{number:03}", "w").write(case["text"])
 

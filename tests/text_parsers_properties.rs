@@ -18,6 +18,7 @@ fn fragments(form: ToolForm) -> Vec<&'static str> {
             "{\"name\": \"f\", ",
             "\"arguments\":{\"text\":\"",
             "{\"arguments\": {}, \"name\": \"g\"}",
+            ", \"arguments\": {}",
         ],
         ToolForm::Qwen3Coder => &[
             "<tool_call>",
@@ -72,6 +73,19 @@ fn fragments(form: ToolForm) -> Vec<&'static str> {
             "functions.f:0",
             "{}",
             "<|tool_call_begin|>f:1<|tool_call_argument_begin|>{\"a\": 1}<|tool_call_end|>",
+        ],
+        ToolForm::Harmony => &[
+            "<|start|>",
+            "assistant",
+            "<|channel|>",
+            "<|channel|>analysis<|message|>",
+            "<|channel|>final<|message|>",
+            " to=functions.f",
+            "<|channel|>commentary json<|message|>",
+            "{}",
+            "<|call|>",
+            "<|end|>",
+            "<|start|>assistant to=functions.f<|channel|>commentary<|message|>{\"a\": 1}<|call|>",
         ],
         ToolForm::Glm45 => &[
             "<tool_call>",
@@ -170,6 +184,9 @@ fn the_work_is_linear() {
         ),
         ToolForm::KimiK2 => format!(
             "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{{\"text\": \"{value}\"}}<|tool_call_end|><|tool_calls_section_end|>"
+        ),
+        ToolForm::Harmony => format!(
+            "<|start|>assistant to=functions.f<|channel|>commentary<|message|>{{\"text\": \"{value}\"}}<|call|>"
         ),
         ToolForm::Glm45 => {
             format!("<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>")

@@ -20,7 +20,7 @@ pub use http::http_reply;
 pub use messages::{messages_reply, to_messages};
 pub use replies::{
     reply_deepseek_v3, reply_deepseek_v31, reply_glm45, reply_hermes, reply_kimi_k2, reply_llama3_json,
-    reply_mistral, reply_qwen3_coder,
+    reply_mistral, reply_openai, reply_qwen3_coder,
 };
 pub use requests::{messages_request, openai_request, responses_request};
 pub use responses::to_responses;
@@ -31,7 +31,7 @@ pub use stream::sse;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const ALL: [Target; 20] = [
+pub const ALL: [Target; 21] = [
     ("sse", sse),
     ("openai_request", openai_request),
     ("responses_request", responses_request),
@@ -52,6 +52,7 @@ pub const ALL: [Target; 20] = [
     ("reply_deepseek_v31", reply_deepseek_v31),
     ("reply_kimi_k2", reply_kimi_k2),
     ("reply_glm45", reply_glm45),
+    ("reply_openai", reply_openai),
 ];
 
 /// A number that the bytes decide (FNV-1a).

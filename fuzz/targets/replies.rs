@@ -37,6 +37,10 @@ pub fn reply_glm45(data: &[u8]) {
     reply(ToolForm::Glm45, data);
 }
 
+pub fn reply_openai(data: &[u8]) {
+    reply(ToolForm::Harmony, data);
+}
+
 /// Nothing is lost, cuts do not matter, calls are well-formed, the work is linear; which reasoning, and which pieces are
 /// control tokens, the bytes decide.
 fn reply(form: ToolForm, data: &[u8]) {

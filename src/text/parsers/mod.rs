@@ -37,6 +37,7 @@ mod call_object;
 mod deepseek;
 mod form;
 mod glm45;
+mod harmony;
 mod hermes;
 mod json;
 mod kimi_k2;

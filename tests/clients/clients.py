@@ -41,6 +41,9 @@ class Client:
     prints_answer = True
     why_rewritten = {}
     why_ended = {}
+    # Through the token-in relay: how many turns begin anew, and why; and why a wire is asked in chat's words all the same.
+    why_broken = {}
+    why_in_chat = {}
 
     def path(self, place):
         """Folders before the system's in PATH."""
@@ -55,6 +58,10 @@ class Client:
         """Why the history is rewritten, if so, and whether only by this fault."""
         always = self.why_rewritten.get(wire)
         return always or self.why_rewritten.get((wire, fault)), not always
+
+    def breaks(self, wire, fault):
+        """How many turns begin anew through the token-in relay, and why."""
+        return self.why_broken.get((wire, fault)) or self.why_broken.get(wire) or (0, None)
 
     def ends(self, wire, fault):
         return self.why_ended.get((wire, fault))

@@ -56,13 +56,17 @@ def decode(ids):
     return text.decode("utf-8", "replace")
 
 
+def logprob_of(number):
+    """Any number that differs from token to token and is exact in 32 bits."""
+    return -((number % 61) + 1) / 32
+
+
 def token_of(number, with_id=False):
     """One token as log-probs tell it, or with its id in place of its text."""
     text = f"token_id:{number}" if with_id else decode([number])
     return {
         "token": text,
-        # Any number that differs from token to token and is exact in 32 bits.
-        "logprob": -((number % 61) + 1) / 32,
+        "logprob": logprob_of(number),
         "bytes": list(text.encode()),
         "top_logprobs": [],
     }

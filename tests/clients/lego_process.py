@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import time
+import urllib.request
 
 
 class Failed(Exception):
@@ -41,6 +42,16 @@ class Lego:
                     return word.removesuffix("/v1")
             time.sleep(0.05)
         raise Failed(f"lego proxy did not start:\n{self.log.read_text(errors='replace')}")
+
+    def counted(self, name, label):
+        """A counter's value for each value of a label, where it is not 0."""
+        found = {}
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as page:
+            for line in page.read().decode().splitlines():
+                if line.startswith(f'{name}{{{label}="'):
+                    value, number = line.removeprefix(f'{name}{{{label}="').split('"} ')
+                    found[value] = int(float(number))
+        return {value: number for value, number in found.items() if number}
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)

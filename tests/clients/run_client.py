@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Runs one coding client through `lego proxy` against the scripted upstream, and checks what must hold.
 
-usage: run_client.py CLIENT[:WIRE]... [--fault FAULT]... [--lego FILE] [--clients FOLDER] [--json] [--keep] [--list]
+usage: run_client.py CLIENT[:WIRE]... [--relay RELAY] [--fault FAULT]... [--lego FILE] [--clients FOLDER] [--json]
+                     [--keep] [--list]
 
 CLIENT `ci` is all clients that CI runs, `all` all there are. Without --fault these are run: none, 500_once, 429_once,
 drop_mid_stream. One line a run; the exit code is 1 if a run failed. What must hold in each:
@@ -15,6 +16,14 @@ drop_mid_stream. One line a run; the exit code is 1 if a run failed. What must h
   and the ids differ for that reason;
 - after a 429 nobody calls before Retry-After is over;
 - nothing else was asked of the upstream.
+
+With --relay token_in lego renders the prompts, and the upstream has a tokenizer of its own (tokens.py). Then also:
+
+- each turn's prompt extends the last one's prompt and completion, as ids, whatever the client did to its history, but
+  for as many turns as the table says; the record names the call that it extends;
+- no call was asked in chat's words, but where the table says why;
+- a prompt is made of control tokens where the template has them and nowhere else, and says what the client said (Chat);
+- the record's text and tool calls are what was sampled, arguments byte by byte.
 """
 
 import argparse
@@ -31,16 +40,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import checks
 import conversation
+import tokens
 import upstream as scripted
+from checks import CHAT, COMPLETIONS
 from clients import CLIENTS, Place
 from lego_process import Failed, Lego
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-MADE = {f"made_by_turn{turn}.txt": f"made by turn {turn}\n" for turn in (1, 2)}
-
-
 FAULTS = ("none", "500_once", "429_once", "drop_mid_stream")
 
 
@@ -137,158 +146,7 @@ def run_client(client, wire, place, folder, outside, timeout):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What must hold
-
-
-def check_work(work, expected, say):
-    """Files and traces. `expected`: how many commands must have run."""
-    for turn in (1, 2):
-        name = f"made_by_turn{turn}.txt"
-        made, trace = work / name, work / f"trace{turn}.txt"
-        lines = trace.read_text() if trace.exists() else ""
-        if turn <= expected:
-            if not made.exists():
-                say(f"{name} was not made")
-            elif made.read_text() != MADE[name]:
-                say(f"{name} has {made.read_text()!r}")
-            if lines != "begin\nend\n":
-                say(f"the command of turn {turn} left the trace {lines!r}: not once and whole")
-        elif lines or made.exists():
-            say(f"a command of turn {turn} ran, in whole or in part: trace {lines!r}")
-    half = sorted(path.name for path in work.iterdir() if path.name not in expected_names(expected))
-    if half:
-        say(f"unexpected files: {half}")
-
-
-def expected_names(expected):
-    turns = range(1, expected + 1)
-    return {".git", *(f"made_by_turn{turn}.txt" for turn in turns), *(f"trace{turn}.txt" for turn in turns)}
-
-
-def entry_of(record, entries):
-    """The upstream's request that a record is of."""
-    text = json.dumps(record.get("response"))
-    for entry in entries:
-        if f"chatcmpl-{entry.get('reply_id')}" in text or f"(request {entry['number']})" in text:
-            return entry
-    for entry in entries:
-        if f"(request {entry['number']})" in (record.get("error") or ""):
-            return entry
-    # A body that broke off was never read: its record says what was sent.
-    sent = record.get("upstream_request") or record.get("client_request")
-    return next((entry for entry in entries if entry.get("body") == sent and not entry.get("taken")), None)
-
-
-def status_of(entry):
-    """(status, http_status) that the record of a request must have."""
-    fault = entry.get("fault")
-    if fault in scripted.CUTS:
-        # A whole reply that breaks off is answered with an error of lego's own.
-        return "truncated", 200 if entry["stream"] else 502
-    if fault in ("500_once", "429_once") or entry.get("status") != 200:
-        return "upstream_error", entry["status"]
-    return "ok", 200
-
-
-APIS = {"chat": "openai_chat", "messages": "anthropic_messages", "responses": "openai_responses"}
-
-
-def check_record(record, entry, wire, say):
-    """One record against what the upstream was asked and answered."""
-    name = f"request {entry['number']}"
-    if record["kind"] == "probe":
-        if record["trainable"] or entry.get("turn"):
-            say(f"{name}: a probe, but it could be trained on")
-        return
-    if record["client_api"] != APIS[wire.partition("-")[0]]:
-        say(f"{name}: the record says that the client spoke {record['client_api']}")
-    status, http_status = status_of(entry)
-    if (record["status"], record["http_status"]) != (status, http_status):
-        got = f"{record['status']} {record['http_status']}"
-        say(f"{name}: the record says {got}, not {status} {http_status}: {record.get('error')}")
-        return
-    if status == "upstream_error":
-        return
-    if status == "truncated" and not entry["stream"]:
-        return
-    if record["prompt_token_ids"] != entry["prompt"]:
-        say(f"{name}: the record has other prompt ids")
-    ids, logprobs = record["completion_token_ids"] or [], record["completion_logprobs"] or []
-    sent = entry["sent"] if entry["stream"] else entry["sampled"]
-    if ids != sent:
-        say(f"{name}: the record has {len(ids)} completion ids, other than the {len(sent)} that were sent")
-    if logprobs != [conversation.token_of(number)["logprob"] for number in ids]:
-        say(f"{name}: the record has other log-probs")
-    if status == "truncated":
-        if record["trainable"]:
-            say(f"{name}: a broken reply is trainable")
-    elif not record["trainable"] and entry.get("turn"):
-        say(f"{name}: not trainable: {record['not_trainable_reasons']}")
-
-
-def check_records(records, entries, wire, session, say):
-    """Each call has its one record, in the session that the key names."""
-    if len(records) != len(entries):
-        say(f"{len(records)} records of {len(entries)} calls")
-    for record in records:
-        entry = entry_of(record, entries)
-        if entry is None or entry.get("taken"):
-            say(f"record {record['call_id']} ({record['status']}: {record.get('error')}) is of no call")
-            continue
-        entry["taken"] = True
-        check_record(record, entry, wire, say)
-    sessions = sorted({record["session_id"] for record in records})
-    if sessions != [session]:
-        say(f"the records are in sessions {sessions}")
-
-
-def first_difference(whole, prompt):
-    """Where a prompt leaves the ids that it should extend, in words."""
-    same = next(
-        (i for i, pair in enumerate(zip(whole, prompt, strict=False)) if pair[0] != pair[1]),
-        min(len(whole), len(prompt)),
-    )
-    sampled, sent = (conversation.decode(ids[max(0, same - 4) : same + 24]) for ids in (whole, prompt))
-    return f"at token {same} of {len(whole)}: {sampled!r} became {sent!r}"
-
-
-def check_history(why, is_by_fault, entries, say):
-    """Whether each turn extends the one before, or what is known of why not. Returns what to tell about it. After a
-    fault it may or may not, as it depends on how far the client had come."""
-    turns = [entry for entry in entries if entry.get("turn") and entry.get("status") == 200]
-    turns = [entry for entry in turns if entry["fault"] not in scripted.CUTS]
-    # A repeated turn supersedes the one before.
-    last = {entry["turn"]: entry for entry in turns}
-    notes, broken = [], []
-    for turn in (2, 3):
-        if turn not in last or turn - 1 not in last:
-            continue
-        before, after = last[turn - 1], last[turn]
-        whole = before["prompt"] + before["sampled"]
-        if after["prompt"][: len(whole)] == whole:
-            notes.append(f"{turn} extends {turn - 1}")
-        else:
-            broken.append(f"{turn} does not extend {turn - 1}: {first_difference(whole, after['prompt'])}")
-    if broken and not why:
-        for difference in broken:
-            say(f"turn {difference}")
-    elif broken:
-        notes += [f"{why}:", *broken]
-    elif why and len(notes) == 2 and not is_by_fault:
-        say(f"each turn extends the last, though the table says: {why}")
-    return notes
-
-
-def check_fault(fault, entries, say):
-    """The fault struck, once, and was waited out."""
-    struck = [entry for entry in entries if entry.get("fault") not in (None, "none")]
-    if len(struck) != (fault != "none"):
-        say(f"{len(struck)} faults struck")
-    if fault == "429_once" and struck:
-        later = [entry["at"] for entry in entries if entry["number"] > struck[0]["number"] and entry.get("turn")]
-        waited = min(later, default=float("inf")) - struck[0]["at"]
-        if waited < scripted.RETRY_AFTER_SECS:
-            say(f"called again {waited:.1f} s after a 429 that said Retry-After: {scripted.RETRY_AFTER_SECS}")
+# A run
 
 
 def run(client, wire, fault, options):
@@ -296,12 +154,16 @@ def run(client, wire, fault, options):
     folder = Path(tempfile.mkdtemp(prefix="lego-client-"))
     problems, notes = [], []
     started = time.monotonic()
-    report = {"client": client.name, "wire": wire, "fault": fault, "problems": problems, "notes": notes}
+    about = {"client": client.name, "wire": wire, "relay": options.relay, "fault": fault}
+    report = {**about, "problems": problems, "notes": notes}
     outside = Outside()
     server = scripted.Upstream(fault=fault, log=folder / "upstream.jsonl")
     threading.Thread(target=server.serve_forever, daemon=True).start()
     # A failure is the client's to see, unless asked otherwise. Sampling as in training: every whole reply is trainable.
     settings = {"max_retries": options.max_retries, "pinned_sampling": {"temperature": 1, "seed": 1}}
+    with_tokens = options.relay == "token_in"
+    if with_tokens:
+        settings |= {"relay": "token_in", "local_tokenizer": str(tokens.make_model(folder / "model"))}
     lego = None
     try:
         lego = (
@@ -313,6 +175,7 @@ def run(client, wire, fault, options):
         place = Place(options.clients, folder, HERE, lego.url, f"sk-lego-{session}.secret")
         ended = run_client(client, wire, place, folder, outside, options.timeout)
         report["client_secs"] = round(time.monotonic() - started, 1)
+        prompts = lego.counted("lego_proxy_token_in_calls_total", "prompt") if with_tokens else {}
         lego.stop()
         ends = client.ends(wire, fault)
         if ended is None:
@@ -321,30 +184,37 @@ def run(client, wire, fault, options):
             problems.append(f"exit code {ended}" + (f", though the table says: {ends}" if ends else ""))
         if ends:
             notes.append(ends)
-        check_work(folder / "work", 0 if ends else 2, problems.append)
-        entries = [entry for entry in server.entries if entry["path"] == "/v1/chat/completions"]
-        others = [
-            entry["path"] for entry in server.entries if entry["path"] not in ("/v1/chat/completions", "/tokenize")
-        ]
+        say = problems.append
+        checks.check_work(folder / "work", 0 if ends else 2, say)
+        entries = [entry for entry in server.entries if entry["path"] in (CHAT, COMPLETIONS)]
+        others = {entry["path"] for entry in server.entries} - {CHAT, COMPLETIONS, "/tokenize"}
         queries = sorted({entry["query"] for entry in entries if entry["query"]})
         if queries:
             notes.append(f"the client's query reached the upstream: {queries}")
         if others:
-            notes.append(f"also asked: {sorted(set(others))}")
+            notes.append(f"also asked: {sorted(others)}")
         report["calls"] = len(entries)
         if not options.direct:
             records = lego.records()
             report["records"] = len(records)
-            check_records(records, entries, wire, session, problems.append)
-        check_fault(fault, entries, problems.append)
+            checks.check_records(records, entries, wire, session, say)
+        checks.check_fault(fault, entries, say)
         if not ends and client.prints_answer:
             if conversation.LAST_TEXT not in (folder / "client.log").read_text(errors="replace"):
-                problems.append("the client did not print the model's last text")
+                say("the client did not print the model's last text")
+        if with_tokens:
+            notes += checks.check_prompts(prompts, entries, client.why_in_chat.get(wire), say)
+            checks.check_said(entries, say)
+            checks.check_read(entries, wire, say)
+            checks.check_parents(entries, say)
         if not ends:
-            notes += check_history(*client.rewrites(wire, fault), entries, problems.append)
+            if with_tokens:
+                notes += checks.check_breaks(*client.breaks(wire, fault), entries, server.vocabulary, say)
+            else:
+                notes += checks.check_history(*client.rewrites(wire, fault), entries, say)
             turns = {entry["turn"] for entry in entries if entry.get("turn") and entry.get("status") == 200}
             if turns != {1, 2, 3}:
-                problems.append(f"turns {sorted(turns)} were asked for")
+                say(f"turns {sorted(turns)} were asked for")
     except Failed as error:
         problems.append(str(error))
     finally:
@@ -395,6 +265,7 @@ def chosen(words):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("client", nargs="*", help="CLIENT, CLIENT:WIRE, ci or all")
+    parser.add_argument("--relay", choices=("live", "token_in"), default="live", help="how lego passes replies on")
     parser.add_argument("--fault", action="append", choices=scripted.FAULTS, help="default: every fault")
     parser.add_argument("--lego", default=str(ROOT / "target/debug/lego"), help="lego's binary")
     parser.add_argument("--clients", type=Path, default=ROOT / "target/clients", help="folder that install.sh filled")

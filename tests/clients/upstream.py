@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A scripted upstream in vLLM's shapes: POST /v1/chat/completions, GET /v1/models, POST /tokenize. Standard library
-only.
+"""A scripted upstream in vLLM's shapes: POST /v1/chat/completions, POST /v1/completions with a prompt of ids, GET
+/v1/models, POST /tokenize. Standard library only.
 
 usage: upstream.py [--port N] [--log FILE] [--fault FAULT]
 
@@ -16,6 +16,7 @@ The log has one JSON line a request: number, path, headers, body, fault, what wa
 """
 
 import argparse
+import codecs
 import json
 import socket
 import struct
@@ -23,7 +24,8 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from conversation import SPECIAL_ID, BadRequest, check, encode, pieces, play, render, token_of
+from conversation import SPECIAL_ID, BadRequest, check, encode, logprob_of, pieces, play, render, token_of
+from tokens import Vocabulary, spelled
 
 MODEL = "lego-test"
 CREATED = 1_796_000_000
@@ -45,7 +47,8 @@ class Wants:
 
     def __init__(self, body):
         self.ids = body.get("return_token_ids") is True
-        self.logprobs = body.get("logprobs") is True
+        # Completions take the number of alternatives, which may be 0.
+        self.logprobs = body.get("logprobs") is True or type(body.get("logprobs")) is int
         self.id_strings = body.get("return_tokens_as_token_ids") is True
         self.versions = body.get("return_weight_versions") is True
         self.usage = (body.get("stream_options") or {}).get("include_usage") is True
@@ -152,6 +155,92 @@ def stream_events(turn, wants, prompt, reply_id, model):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Replies of completions
+
+
+def said_by(turn):
+    """What a client should get to see of a turn."""
+    calls = [[turn.call[0], spelled(turn.call[1])]] if turn.call else []
+    return {"text": turn.text, "calls": calls}
+
+
+def check_completions(body, vocabulary):
+    """Refuses what vLLM refuses, and what is no prompt of this test."""
+    if not isinstance(body, dict):
+        raise BadRequest("the body is not a JSON object")
+    prompt = body.get("prompt")
+    if not isinstance(prompt, list) or not all(number in vocabulary.bytes for number in prompt):
+        raise BadRequest("prompt is not a list of this model's token ids")
+    if isinstance(body.get("logprobs"), bool):
+        raise BadRequest("logprobs is not a number")
+    if body.get("stream_options") is not None and not body.get("stream"):
+        raise BadRequest("stream_options needs stream")
+    if "max_tokens" not in body:
+        raise BadRequest("max_tokens is left out: vLLM samples 16 tokens then")
+    for name in ("messages", "tools", "tool_choice", "max_completion_tokens"):
+        if name in body:
+            raise BadRequest(f"{name} is chat's")
+
+
+class Completions:
+    """Replies of one vocabulary. Their texts are as vLLM's: without special tokens, and in whole characters."""
+
+    def __init__(self, vocabulary, turn, wants, prompt, reply_id, model):
+        self.vocabulary, self.wants, self.prompt = vocabulary, wants, prompt
+        self.parts = vocabulary.parts(turn)
+        self.sampled = [number for _, _, ids in self.parts for number in ids]
+        self.head = {"id": f"cmpl-{reply_id}", "object": "text_completion", "created": CREATED, "model": model}
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def choice(self, ids, is_first, is_last):
+        special, wants = self.vocabulary.special, self.wants
+        data = b"".join(self.vocabulary.bytes[number] for number in ids if number not in special)
+        choice = {
+            "index": 0,
+            "text": self.decoder.decode(data, is_last),
+            "logprobs": self.logprobs(ids) if wants.logprobs else None,
+            "finish_reason": "stop" if is_last else None,
+            "stop_reason": None,
+            "token_ids": ids if wants.ids else None,
+        }
+        if is_first:
+            choice["prompt_token_ids"] = self.prompt if wants.ids else None
+        if is_last and wants.versions:
+            choice["weight_versions"] = versions_of(self.sampled)
+        return choice
+
+    def logprobs(self, ids):
+        texts = [self.vocabulary.decode([number]) for number in ids]
+        return {
+            "text_offset": [0] * len(ids),
+            "token_logprobs": [logprob_of(number) for number in ids],
+            "tokens": [f"token_id:{number}" for number in ids] if self.wants.id_strings else texts,
+            "top_logprobs": [{text: logprob_of(number)} for text, number in zip(texts, ids, strict=True)],
+        }
+
+    def whole(self):
+        """A reply that is not streamed."""
+        choice = {**self.choice(self.sampled, True, True), "prompt_logprobs": None, "routed_experts": None}
+        usage = {**usage_of(self.prompt, self.sampled), "prompt_tokens_details": None}
+        return {**self.head, "choices": [choice], "usage": usage, "kv_transfer_params": None}
+
+    def events(self):
+        """A stream's events: (kind, the text of its tokens, ids, the event's data)."""
+        groups = [
+            (kind, ids[start : start + TOKENS_PER_CHUNK])
+            for kind, _, ids in self.parts
+            for start in range(0, len(ids), TOKENS_PER_CHUNK)
+        ]
+        for number, (kind, ids) in enumerate(groups):
+            choice = self.choice(ids, number == 0, number + 1 == len(groups))
+            data = json.dumps({**self.head, "choices": [choice]}, ensure_ascii=False)
+            yield kind, self.vocabulary.decode(ids), ids, data
+        if self.wants.usage:
+            yield "usage", "", [], json.dumps({**self.head, "choices": [], "usage": usage_of(self.prompt, self.sampled)})
+        yield "done", "", [], "[DONE]"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # The server
 
 
@@ -166,6 +255,7 @@ class Upstream(ThreadingHTTPServer):
         assert fault in FAULTS, fault
         self.lock = threading.Lock()
         self.fault = fault
+        self.vocabulary = Vocabulary()
         self.count = 0
         # One entry a request, in the order of arrival.
         self.entries = []
@@ -228,6 +318,9 @@ class Handler(BaseHTTPRequestHandler):
             if path == "/v1/chat/completions":
                 check(body)
                 self.chat(entry, body)
+            elif path == "/v1/completions":
+                check_completions(body, self.server.vocabulary)
+                self.completions(entry, body)
             elif path == "/tokenize":
                 ids = encode(body["prompt"]) if "prompt" in body else render(body.get("messages"), body.get("tools"))
                 self.answer(entry, 200, {"tokens": ids, "count": len(ids), "max_model_len": 131072, "token_strs": None})
@@ -257,21 +350,34 @@ class Handler(BaseHTTPRequestHandler):
     def chat(self, entry, body):
         prompt = render(body.get("messages"), body.get("tools"))
         turn, wants = play(body), Wants(body)
+        about = turn, wants, prompt, f"{entry['number']:08x}", body.get("model")
         sampled = [number for _, _, ids in turn.parts() for number in ids]
+        self.reply(entry, body, turn, prompt, sampled, lambda: whole_reply(*about), lambda: stream_events(*about))
+
+    def completions(self, entry, body):
+        prompt = body["prompt"]
+        messages, tools = self.server.vocabulary.read(prompt)
+        turn = play({"messages": messages, "tools": tools})
+        about = turn, Wants(body), prompt, f"{entry['number']:08x}", body.get("model")
+        reply = Completions(self.server.vocabulary, *about)
+        entry.update(read=messages, said=said_by(turn))
+        self.reply(entry, body, turn, prompt, reply.sampled, reply.whole, reply.events)
+
+    def reply(self, entry, body, turn, prompt, sampled, whole, events):
+        """Answers with what `whole` or `events` gives, or with the fault."""
         fault = self.server.take_fault(turn)
         entry.update(turn=turn.number, fault=fault, stream=bool(body.get("stream")), prompt=prompt, sampled=sampled)
-        entry["reply_id"] = reply_id = f"{entry['number']:08x}"
+        entry["reply_id"] = f"{entry['number']:08x}"
         if fault == "500_once":
             return self.error(entry, 500, "InternalServerError", "scripted fault")
         if fault == "429_once":
             headers = [("Retry-After", str(RETRY_AFTER_SECS))]
             return self.error(entry, 429, "RateLimitError", "scripted fault", headers)
         if body.get("stream"):
-            return self.stream(entry, stream_events(turn, wants, prompt, reply_id, body.get("model")))
-        reply = whole_reply(turn, wants, prompt, reply_id, body.get("model"))
+            return self.stream(entry, events())
         if fault not in CUTS:
-            return self.answer(entry, 200, reply)
-        data = json.dumps(reply, ensure_ascii=False).encode()
+            return self.answer(entry, 200, whole())
+        data = json.dumps(whole(), ensure_ascii=False).encode()
         entry["status"] = 200
         self.server.finished(entry)
         self.send_response(200)

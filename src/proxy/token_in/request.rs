@@ -7,7 +7,7 @@ use crate::protocol::chat;
 use crate::protocol::object::Object;
 
 /// Members that both have. Their bytes stay.
-const SAME: [&str; 28] = [
+const SAME: [&str; 29] = [
     "model",
     "stream",
     "stream_options",
@@ -25,6 +25,7 @@ const SAME: [&str; 28] = [
     "include_stop_str_in_output",
     "ignore_eos",
     "min_tokens",
+    "thinking_token_budget",
     "logit_bias",
     "bad_words",
     "allowed_token_ids",
@@ -154,6 +155,15 @@ mod tests {
             sent,
             json!({"model": "m", "stream": true, "temperature": 0.7, "stop": ["x"], "max_tokens": 9, "prompt": [1, 2]})
         );
+    }
+
+    #[test]
+    fn a_budget_of_reasoning_is_about_sampling() {
+        // Clients of Messages send one.
+        let request = request(&json!({"model": "m", "messages": [], "thinking_token_budget": 1024}));
+        conversation(&request).expect("expressible");
+        let sent: Value = serde_json::from_slice(&completions(&request, &[1])).expect("JSON");
+        assert_eq!(sent["thinking_token_budget"], 1024);
     }
 
     #[test]

@@ -9,6 +9,9 @@ use super::threads::{NodeId, Threads};
 use super::trie::common;
 use crate::record::{Call, CallId, Position};
 
+/// Bytes, and tokens, that a template prints at most between a message and what was thought.
+const MARK: usize = 64;
+
 /// Texts of ids, special tokens included.
 pub type Decode<'a> = &'a dyn Fn(&[u32]) -> String;
 
@@ -122,55 +125,95 @@ impl Comparison<'_> {
         let (now, before) = (now?, before?);
         let expected = self.threads.whole(self.from);
         let same = self.threads.common(&expected, &now.messages);
-        if same < now.head.max(before.head) {
-            return Some((BreakReason::SystemChanged, Some(same)));
+        if let Some((at, thought)) = self.thought_gone(&expected) {
+            let kept = now.messages.get(at).filter(|id| self.is_most_of(**id, expected[at]));
+            let is_it = |id: &MessageId| ["", &thought].contains(&self.message(*id).reasoning.trim());
+            if at < same || at == same && kept.is_some_and(is_it) {
+                return Some((BreakReason::ReasoningDropped, Some(at)));
+            }
         }
-        if now.tools != before.tools {
-            return Some((BreakReason::ToolsChanged, None));
-        }
-        if same < expected.len() {
-            let rest = &now.messages[same..];
-            let is_later_part = |from: usize| {
-                let part = &expected[from..];
-                !part.is_empty() && self.threads.common(part, rest) == part.len()
+        let Some(call) = self.call_before() else {
+            // In front of the first reply.
+            return if same < now.head.max(before.head) {
+                Some((BreakReason::SystemChanged, Some(same)))
+            } else if now.tools != before.tools {
+                Some((BreakReason::ToolsChanged, None))
+            } else {
+                self.rewritten(&expected, &now.messages, same)
             };
-            let is_cut = (same + 1..expected.len()).any(is_later_part);
-            let has_summary = self.threads.summary_between(self.id, self.from).is_some();
-            return match () {
-                () if is_cut || has_summary => Some((BreakReason::HistoryCompacted, Some(same))),
-                // It ends before what is there: nothing in it is another.
-                () if rest.is_empty() => None,
-                () => Some((BreakReason::MessageEdited, Some(same))),
-            };
-        }
-        self.printed(&now.messages)
-    }
-
-    /// The messages are the same: what was printed otherwise.
-    fn printed(&self, messages: &[MessageId]) -> Option<Found> {
-        let own = self.lineage.calls.iter().map(|one| &one.call);
-        let last = self.threads.nodes[self.from].call;
-        let until = own.take_while(|call| call.choice() != last.choice()).chain([last]);
-        // The last one that begins to answer before the token.
-        let call = until.filter(|call| prompt(call).len() <= self.token).last()?;
+        };
         let node = self.threads.node(call.choice())?;
         let at = self.threads.nodes[node].conversation.as_ref()?.messages.len();
-        let (reply, now) = (self.message(self.threads.nodes[node].reply?), self.message(*messages.get(at)?));
-        let (start, end) = (prompt(call).len(), prompt(call).len() + sampled(call).len());
-        if self.token >= end {
-            return self.behind(&self.threads.whole(self.from), messages, at);
+        let is_within = self.token < prompt(call).len() + sampled(call).len();
+        if same <= at {
+            // The thought comes before what was changed.
+            let kept = now.messages.get(at).filter(|id| self.is_most_of(**id, expected[at]));
+            let has_none = kept.is_some_and(|id| self.message(*id).reasoning.trim().is_empty());
+            let is_without = same == at && is_within && has_none;
+            if is_without && self.thought(call).is_some() {
+                return Some((BreakReason::ReasoningDropped, Some(at)));
+            }
+            return self.rewritten(&expected, &now.messages, same);
         }
-        let is_there = |text: &str| !text.trim().is_empty();
-        let of_response = conversation::reasoning(call);
-        let thought = Some(reply.reasoning.as_str()).filter(|text| is_there(text)).or(of_response.as_deref());
-        if let Some(thought) = thought.filter(|text| is_there(text)) {
-            if !is_there(&now.reasoning) {
+        if is_within {
+            return self.printed(call, self.threads.nodes[node].reply?, *now.messages.get(at)?, at);
+        }
+        // Behind the reply: in what the template prints around it, or in the messages that follow.
+        let is_reply = |id: &MessageId| self.message(*id).role == Role::Assistant;
+        let next =
+            expected.iter().skip(at + 1).position(is_reply).map_or(expected.len(), |next| at + 1 + next);
+        if same < next {
+            return self.rewritten(&expected, &now.messages, same);
+        }
+        let both = expected.iter().zip(&now.messages).enumerate().take(next).skip(at + 1);
+        let mut both = both.map(|(at, (a, b))| (at, self.message(*a), self.message(*b)));
+        let (other, ..) = both.find(|(_, a, b)| a.text() != b.text())?;
+        Some((BreakReason::WhitespaceChanged, Some(other)))
+    }
+
+    /// Whether a reply says what the other one said, with or without its tool calls: clients leave out those that were
+    /// cut off.
+    fn is_most_of(&self, now: MessageId, before: MessageId) -> bool {
+        let (now, before) = (self.message(now), self.message(before));
+        let (said, text) = (before.text(), now.text());
+        now.role == Role::Assistant && !said.trim().is_empty() && said.trim() == text.trim()
+    }
+
+    /// The last call that begins to answer before the token.
+    fn call_before(&self) -> Option<&Call> {
+        let own = self.lineage.calls.iter().map(|one| one.call.as_ref());
+        let last: &Call = self.threads.nodes[self.from].call;
+        let until = own.take_while(|call| call.choice() != last.choice()).chain([last]);
+        until.filter(|call| prompt(call).len() <= self.token).last()
+    }
+
+    /// Messages are others from `same` on, or gone.
+    fn rewritten(&self, expected: &[MessageId], messages: &[MessageId], same: usize) -> Option<Found> {
+        let rest = messages.get(same..).filter(|_| same < expected.len())?;
+        let is_later_part = |from: usize| {
+            let part = &expected[from..];
+            self.threads.common(part, rest) == part.len()
+        };
+        let is_cut = (same + 1..expected.len()).any(is_later_part);
+        if is_cut || self.threads.summary_between(self.id, self.from).is_some() {
+            return Some((BreakReason::HistoryCompacted, Some(same)));
+        }
+        // One that ends before what is there has nothing that is another.
+        (!rest.is_empty()).then_some((BreakReason::MessageEdited, Some(same)))
+    }
+
+    /// A reply is the same message, and printed otherwise.
+    fn printed(&self, call: &Call, reply: MessageId, now: MessageId, at: usize) -> Option<Found> {
+        let (reply, now) = (self.message(reply), self.message(now));
+        let start = prompt(call).len();
+        if let Some(thought) = self.thought(call) {
+            if now.reasoning.trim().is_empty() {
                 return Some((BreakReason::ReasoningDropped, Some(at)));
             }
             if now.reasoning.trim() != thought.trim() {
                 return Some((BreakReason::MessageEdited, Some(at)));
             }
-            if self.is_left_out(call, reply) || self.is_without(call, thought) {
+            if self.is_left_out(call, reply) || self.is_without(call, &thought) {
                 return Some((BreakReason::ReasoningDropped, Some(at)));
             }
             if now.reasoning != thought {
@@ -191,12 +234,58 @@ impl Comparison<'_> {
         self.is_same_text(call).then_some((BreakReason::Retokenised, Some(at)))
     }
 
-    /// The difference is behind a reply: in what the template prints around it, or in the messages that follow.
-    fn behind(&self, expected: &[MessageId], messages: &[MessageId], reply: usize) -> Option<Found> {
-        let both = expected.iter().zip(messages).enumerate().skip(reply + 1);
-        let mut others = both.filter(|(_, (a, b))| self.message(**a).role != Role::Assistant && a != b);
-        let other = others.find(|(_, (a, b))| self.message(**a).text() != self.message(**b).text());
-        other.map(|(at, _)| (BreakReason::WhitespaceChanged, Some(at)))
+    /// What the model thought before it said the reply, if anything.
+    fn thought(&self, call: &Call) -> Option<String> {
+        let reply = self.threads.node(call.choice()).and_then(|node| self.threads.nodes[node].reply);
+        let in_text = reply.map(|reply| self.message(reply).reasoning.clone());
+        let is_there = |text: &String| !text.trim().is_empty();
+        in_text.filter(is_there).or_else(|| conversation::reasoning(call)).filter(is_there)
+    }
+
+    /// The message whose reasoning stood where the texts differ, and does not stand there any more; and that reasoning.
+    fn thought_gone(&self, expected: &[MessageId]) -> Option<(usize, String)> {
+        let decode = self.decode?;
+        let [now, before] = [self.id, self.from].map(|id| self.threads.nodes[id].call);
+        let whole = [prompt(before), sampled(before)].concat();
+        let (text, at) = (decode(&whole), decode(&whole[..self.token]).len());
+        let mut from = 0;
+        let find = |piece: &str, from: usize| {
+            let start = from + text.get(from..)?.find(piece)?;
+            Some((start, start + piece.len()))
+        };
+        let find_all = |parts: &[String], from: usize| {
+            let parts = parts.iter().map(|part| part.trim()).filter(|part| !part.is_empty());
+            parts.fold(None, |found: Option<(usize, usize)>, part| {
+                let next = find(part, found.map_or(from, |(_, end)| end));
+                let Some((start, end)) = next else { return found };
+                Some((found.map_or(start, |(first, _)| first), end))
+            })
+        };
+        for (index, message) in expected.iter().enumerate() {
+            let of_reply = (index + 1 == expected.len()).then(|| self.thought(before)).flatten();
+            let thought = of_reply.as_deref().unwrap_or(&self.message(*message).reasoning).trim();
+            // What was thought stands before what was said, or before what others said then.
+            let own = find_all(&self.message(*message).parts, from);
+            let next = || {
+                let others = expected[index + 1..].iter().map(|message| self.message(*message));
+                others.into_iter().find_map(|message| find_all(&message.parts, from))
+            };
+            let until = own.or_else(next).map_or(text.len(), |(start, _)| start);
+            if !thought.is_empty()
+                && let Some((start, end)) = find(thought, from).filter(|(start, _)| *start < until)
+                && start <= at + MARK
+                && (from..end).contains(&at)
+            {
+                let tokens = prompt(now).get(self.token.saturating_sub(MARK)..).unwrap_or_default();
+                let tokens = &tokens[..tokens.len().min(2 * (MARK + thought.len()))];
+                return (!decode(tokens).contains(thought)).then_some((index, thought.to_owned()));
+            }
+            from = own.map_or(from, |(_, end)| end);
+            if from > at {
+                return None;
+            }
+        }
+        None
     }
 
     /// The tokens of the reply from the difference on, and those of the prompt.

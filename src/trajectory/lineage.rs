@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::account::{Entry, IdCounts};
-use super::trie::{Tokens, relate};
+use super::trie::{Tokens, Worth, relate};
 use crate::record::{Call, CallId, CallKind, CallStatus, ChoiceId, Disposition, SessionId};
 
 /// A chain of calls in which each prompt's token ids extend the ids of the one before, from a root to a leaf.
@@ -106,8 +106,9 @@ struct Node<'a> {
 }
 
 impl Node<'_> {
-    fn is_trainable(&self) -> bool {
-        self.verdict.is_none() && self.call.trainable
+    fn worth(&self) -> Worth {
+        let is_trainable = self.verdict.is_none() && self.call.trainable;
+        Worth { is_whole: self.call.status == CallStatus::Ok, is_trainable }
     }
 }
 
@@ -148,15 +149,18 @@ fn of_session(calls: &[&Arc<Call>], found: &mut Lineages) {
 
 fn of_kind(nodes: &[Node<'_>], found: &mut Lineages) {
     let tokens: Vec<Tokens<'_>> = nodes.iter().map(|node| node.tokens).collect();
-    let relations = relate(&tokens, |index| nodes[index].is_trainable());
+    let relations = relate(&tokens, |index| nodes[index].worth());
     let mut children: HashMap<Option<usize>, Vec<usize>> = HashMap::new();
     let mut is_continued = vec![false; nodes.len()];
-    for parent in relations.parents.iter().flatten() {
-        is_continued[*parent] = true;
+    for (parent, _) in relations.parents.iter().zip(&relations.is_lost).filter(|(_, is_lost)| !**is_lost) {
+        if let Some(parent) = parent {
+            is_continued[*parent] = true;
+        }
     }
     for group in &relations.same_prompt {
-        let winner = group.iter().copied().max_by_key(|&index| rank(&nodes[index]));
-        let any_continued = group.iter().any(|&index| is_continued[index]);
+        let left = || group.iter().copied().filter(|&index| !relations.is_lost[index]);
+        let winner = left().max_by_key(|&index| rank(&nodes[index]));
+        let any_continued = left().any(|index| is_continued[index]);
         let counts = |index: usize| if any_continued { is_continued[index] } else { winner == Some(index) };
         for &index in group {
             let node = &nodes[index];
@@ -181,12 +185,11 @@ fn of_kind(nodes: &[Node<'_>], found: &mut Lineages) {
     walk.run(&mut found.lineages);
 }
 
-/// Of calls with one prompt of which none was continued, the one that ranks highest counts: the last of those that
-/// ended well.
+/// Of calls with one prompt of which none was continued, the one that ranks highest counts: the last that can be trained.
 fn rank(node: &Node<'_>) -> impl Ord + use<> {
     let Node { call, verdict, .. } = node;
-    let (ended_well, first_choice) = (call.status == CallStatus::Ok, Reverse(call.choice_index));
-    (ended_well, verdict.is_none(), call.trainable, call.received_at, call.call_id, first_choice)
+    let first_choice = Reverse(call.choice_index);
+    (verdict.is_none(), call.trainable, call.received_at, call.call_id, first_choice)
 }
 
 /// Walks the trees depth first, without recursion: a session may have more turns than a stack has room.

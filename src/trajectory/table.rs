@@ -103,7 +103,11 @@ pub fn table(session: &[Lineage], decode: Option<Decode<'_>>) -> Vec<LineageRow>
         };
         let broke =
             from.map(|from| threads.broke(start, from, &session[threads.nodes[from].lineage], decode));
-        let is_nobodys = kind == LineageKind::Beside(SideKind::Other) && origin == Origin::None && at > 0;
+        // One of the same agent, or one that nobody can read, may have a history; others begin a conversation.
+        let may_have =
+            threads.nodes[start].conversation.is_none() || threads.same_agent_before(start).is_some();
+        let is_other = kind == LineageKind::Beside(SideKind::Other) && origin == Origin::None;
+        let is_nobodys = is_other && may_have && at > 0;
         let nobodys = lineage.nearest.filter(|_| is_nobodys).map(|(nearest, tokens)| Break {
             reason: BreakReason::Unknown,
             from: nearest.call_id,

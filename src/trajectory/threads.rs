@@ -17,7 +17,7 @@ use crate::record::{Call, CallId, ChoiceId};
 /// A text that is shorter may stand in a message by accident.
 const LEAST_TASK: usize = 12;
 const LEAST_REPLY: usize = 24;
-const LEAST_SUMMARY: usize = 64;
+const LEAST_SUMMARY: usize = 24;
 
 /// A call of a lineage, with what it says.
 pub(super) struct Node<'a> {
@@ -192,9 +192,33 @@ impl<'a> Threads<'a> {
         a.iter().zip(b).take_while(same).count()
     }
 
-    /// The call whose reply, or tool call, is the last captured one in this call's prompt; of several that answered the
-    /// same the one with most of the history. Without any, the last call whose question has another answer here.
+    /// The call whose reply, or tool call, is the last captured one in this call's prompt, of several that answered the
+    /// same the one with most of the history; or the one whose question has another answer here, if that is later.
     fn answered(&self, id: NodeId, conversation: &Conversation) -> Option<NodeId> {
+        let by_reply = self.by_reply(id, conversation);
+        // What stands in the place of a reply is nobody's: a part of it, or other words.
+        let is_reply = |at: usize| {
+            conversation
+                .messages
+                .get(at)
+                .is_some_and(|message| self.texts.get(*message).role == Role::Assistant)
+        };
+        let replaced = |other: NodeId| {
+            let of = self.nodes[other].conversation.as_ref()?;
+            let all = of.messages.len();
+            let is_alike = of.tools == conversation.tools && all > of.head && is_reply(all);
+            (is_alike && self.common(&of.messages, &conversation.messages) == all).then_some((all, other))
+        };
+        let before = (0..id).filter(|other| self.may_be_one(*other, id));
+        let by_question = before.filter_map(replaced).max();
+        match (by_reply, by_question) {
+            (Some((at, reply)), Some((later, question))) => Some(if later > at { question } else { reply }),
+            (one, other) => one.or(other).map(|(_, call)| call),
+        }
+    }
+
+    /// Where the last captured reply stands in a conversation, and whose it is.
+    fn by_reply(&self, id: NodeId, conversation: &Conversation) -> Option<(usize, NodeId)> {
         for (at, message) in conversation.messages.iter().enumerate().rev() {
             let message = self.texts.get(*message);
             if message.role != Role::Assistant {
@@ -211,26 +235,11 @@ impl<'a> Threads<'a> {
                 let has_tools = of.is_some_and(|of| of.tools == conversation.tools);
                 (self.same_history(*other, conversation), is_in_place, has_tools, *other)
             });
-            if best.is_some() {
-                return best;
+            if let Some(best) = best {
+                return Some((at, best));
             }
         }
-        // What stands in the place of a reply is nobody's: a part of it, or other words.
-        let is_reply = |at: usize| {
-            conversation
-                .messages
-                .get(at)
-                .is_some_and(|message| self.texts.get(*message).role == Role::Assistant)
-        };
-        let is_asked = |other: &NodeId| {
-            self.nodes[*other].conversation.as_ref().is_some_and(|of| {
-                let all = of.messages.len();
-                let is_alike = of.tools == conversation.tools && all > of.head && is_reply(all);
-                is_alike && self.common(&of.messages, &conversation.messages) == all
-            })
-        };
-        let before = (0..id).filter(|other| self.may_be_one(*other, id) && is_asked(other));
-        before.max_by_key(|other| (self.same_history(*other, conversation), *other))
+        None
     }
 
     /// Messages behind the system's that this call's history has in common with a conversation, from the first on.
@@ -239,33 +248,27 @@ impl<'a> Threads<'a> {
         self.common(&self.whole(id)[head..], &conversation.messages[conversation.head..])
     }
 
-    /// An earlier call that was asked the same, or the same with less at its end.
+    /// An earlier call that was asked the same, or the same with something added to one message.
     fn asked(&self, id: NodeId, conversation: &Conversation) -> Option<Origin> {
-        let (last, before) = conversation.messages.split_last()?;
-        let last = self.texts.get(*last);
         for other in (0..id).rev().filter(|other| self.may_be_one(*other, id)) {
             let Some(of) = &self.nodes[other].conversation else { continue };
-            let is_alike = of.tools == conversation.tools && of.head == conversation.head;
-            let Some((other_last, other_before)) = of.messages.split_last().filter(|_| is_alike) else {
-                continue;
-            };
-            let has_same =
-                other_before.len() == before.len() && self.common(other_before, before) == before.len();
-            let other_last = self.texts.get(*other_last);
-            if !has_same {
+            let (own, others) = (&conversation.messages, &of.messages);
+            if (of.tools, of.head, others.len()) != (conversation.tools, conversation.head, own.len()) {
                 continue;
             }
-            if other_last.identity == last.identity {
+            let both = others.iter().zip(own).map(|(a, b)| (self.texts.get(*a), self.texts.get(*b)));
+            let mut differ = both.filter(|(a, b)| a.identity != b.identity);
+            let Some((asked, now)) = differ.next() else {
                 return Some(Origin::Asked(other));
-            }
-            let (asked, text) = (other_last.text(), last.text());
-            let asked = asked.trim();
-            // What both have before tells as much as a longer text.
-            let is_longer = match before.len() > conversation.head {
-                true => !asked.is_empty() && text.trim().starts_with(asked),
-                false => asked.len() >= LEAST_TASK && text.contains(asked),
             };
-            if is_longer && last.role == other_last.role {
+            let (before, text) = (asked.text(), now.text());
+            let before = before.trim();
+            // What both have besides tells as much as a longer text.
+            let is_longer = match own.len() > conversation.head + 1 {
+                true => !before.is_empty() && text.trim().starts_with(before),
+                false => before.len() >= LEAST_TASK && text.contains(before),
+            };
+            if is_longer && asked.role == now.role && differ.next().is_none() {
                 return Some(Origin::Edited(other));
             }
         }
@@ -280,7 +283,7 @@ impl<'a> Threads<'a> {
         is_shorter.then(|| self.summary(id, &history))?
     }
 
-    /// The last earlier call whose whole reply stands in what a user or the system says in this one, and not in
+    /// The last earlier call whose reply, or the summary in it, stands in what a user or the system says in this one, and not in
     /// `history`.
     pub(super) fn summary(&self, id: NodeId, history: &[MessageId]) -> Option<NodeId> {
         let conversation = self.nodes[id].conversation.as_ref()?;
@@ -297,8 +300,10 @@ impl<'a> Threads<'a> {
             let reply = self.nodes[*other].reply.map(|reply| self.texts.get(reply));
             reply.filter(|reply| reply.tool_uses.is_empty()).is_some_and(|reply| {
                 let text = reply.text();
-                let text = text.trim();
-                text.len() >= LEAST_SUMMARY && said.iter().any(|said| said.contains(text))
+                // Claude Code takes the mark off.
+                let inner = text.split_once("<summary>").map_or(&*text, |(_, inner)| inner);
+                let inner = inner.split_once("</summary>").map_or(inner, |(inner, _)| inner).trim();
+                inner.len() >= LEAST_SUMMARY && said.iter().any(|said| said.contains(inner))
             })
         })
     }

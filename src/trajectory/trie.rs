@@ -38,7 +38,7 @@ struct Node<'a> {
     parent: NodeId,
     /// Tokens between the parent and here. Only the root has none.
     label: &'a [u32],
-    /// The call that ends here with its completion, of several the first.
+    /// The call that ends here with its completion and that others may go on from.
     end: Option<Index>,
     /// The last call that came through.
     last: Index,
@@ -48,6 +48,8 @@ struct Node<'a> {
 pub(super) struct Relations {
     /// The call that each extends: of those whose prompt and completion begin its prompt, the longest.
     pub(super) parents: Vec<Option<Index>>,
+    /// Calls that broke off where another one with the same prompt did not: nobody goes on from them.
+    pub(super) is_lost: Vec<bool>,
     /// Calls with equal prompts, each group in the order of the calls.
     pub(super) same_prompt: Vec<Vec<Index>>,
     /// Of each call: one that came before it and has most of its prompt, and how many first ids of it.
@@ -121,29 +123,46 @@ impl<'a> Trie<'a> {
     }
 }
 
-/// Relates calls, which are given in time. Of several with the same tokens the first for which `is_preferred` is true
-/// becomes the parent of what follows, else the first of all.
-pub(super) fn relate(calls: &[Tokens<'_>], is_preferred: impl Fn(Index) -> bool) -> Relations {
+/// What of a call bears on which of several is gone on from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Worth {
+    /// It came to its end.
+    pub(super) is_whole: bool,
+    pub(super) is_trainable: bool,
+}
+
+/// Relates calls, which are given in time. Of several with the same tokens the first trainable one becomes the parent of
+/// what follows, else the first of all.
+pub(super) fn relate(calls: &[Tokens<'_>], worth: impl Fn(Index) -> Worth) -> Relations {
     let root = Node { parent: ROOT, label: &[], end: None, last: 0 };
     let mut trie = Trie { nodes: vec![root], children: HashMap::default() };
     let mut nearest = Vec::with_capacity(calls.len());
     let mut prompts = Vec::with_capacity(calls.len());
+    let mut ends = Vec::with_capacity(calls.len());
     let mut groups: HashMap<NodeId, Vec<Index>, RandomState> = HashMap::default();
     for (index, tokens) in calls.iter().enumerate() {
         let prompt = trie.put(ROOT, tokens.prompt, index);
-        let whole = trie.put(prompt.node, tokens.completion, index).node;
-        let end = &mut trie.nodes[whole as usize].end;
-        if end.is_none_or(|other| is_preferred(index) && !is_preferred(other)) {
-            *end = Some(index);
-        }
+        ends.push(trie.put(prompt.node, tokens.completion, index).node);
         nearest.push((index > 0).then_some((prompt.last, prompt.known)));
         prompts.push(prompt.node);
         groups.entry(prompt.node).or_default().push(index);
     }
-    let parents = prompts.iter().map(|&node| trie.end_above(node)).collect();
     let mut same_prompt: Vec<Vec<Index>> = groups.into_values().collect();
     same_prompt.sort_unstable();
-    Relations { parents, same_prompt, nearest }
+    // The little that came of a call before it broke off may well begin what its retry said.
+    let mut is_lost = vec![false; calls.len()];
+    for group in &same_prompt {
+        let has_whole = group.iter().any(|&index| worth(index).is_whole);
+        group.iter().for_each(|&index| is_lost[index] = has_whole && !worth(index).is_whole);
+    }
+    for (index, &node) in ends.iter().enumerate().filter(|(index, _)| !is_lost[*index]) {
+        let end = &mut trie.nodes[node as usize].end;
+        if end.is_none_or(|other| worth(index).is_trainable && !worth(other).is_trainable) {
+            *end = Some(index);
+        }
+    }
+    let parents = prompts.iter().map(|&node| trie.end_above(node)).collect();
+    Relations { parents, is_lost, same_prompt, nearest }
 }
 
 /// Tokens that are compared at once.

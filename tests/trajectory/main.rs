@@ -7,6 +7,8 @@ mod calls;
 mod breaks;
 mod builder;
 mod chat;
+mod render;
 mod replayed;
 mod routing;
 mod samples;
+mod trees;

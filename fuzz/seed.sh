@@ -39,7 +39,7 @@ reply close 'HTTP/1.0 200 OK\r\nconnection: keep-alive\r\n\r\nuntil the end'
 
 mkdir -p "$out/routed_experts" "$out/openai_request"
 python3 - "$out" <<'PY'
-import base64, glob, json, sys
+import base64, glob, json, os, sys
 
 out = sys.argv[1]
 text = open("wire/vllm_chat_routed.json").read()
@@ -58,6 +58,12 @@ requests = {
 }
 for name, request in requests.items():
     open(f"{out}/openai_request/{name}", "w").write(json.dumps(request))
+
+# Replies: the table of texts, each for its own form.
+for number, case in enumerate(json.load(open("text/replies.json"))):
+    folder = f"{out}/reply_{case.get('tools', 'openai')}"
+    os.makedirs(folder, exist_ok=True)
+    open(f"{folder}/{number:03}", "w").write(case["text"])
 
 
 def short(value):

@@ -13,7 +13,7 @@
 //! | 0 | [`kernels`] | CPU math with a fixed reduction order, chosen by CPU at run time |
 //! | 1 | [`record`] | what is stored and passed on: calls, samples, outcomes, ids. No I/O |
 //! | 1 | [`loss`] | losses, KL, advantages, alignment statistics: pure functions of numbers |
-//! | 1 | [`text`] | tokenizer, chat template, tool-call parser |
+//! | 1 | [`text`] | tokenizer, chat template, parsers of replies |
 //! | 2 | [`telemetry`] | logs, Prometheus registry, TensorBoard, `metrics.parquet`, the run's events |
 //! | 2 | [`model`] | HF checkpoints and one decoder, forward and backward side by side |
 //! | 2 | [`capture`] | the store of calls: journal, Parquet, reader |

@@ -213,6 +213,16 @@ fn a_cache_larger_than_the_machine_is_refused_with_the_flags_to_lower() {
     }
 }
 
+#[test]
+fn a_parser_that_lego_lacks_is_refused_with_those_it_has() {
+    for (flag, known) in [("--tool-call-parser", "qwen3_coder"), ("--reasoning-parser", "deepseek_r1")] {
+        let output = lego(&["serve", "--port", "0", flag, "pythonic"], root());
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(flag) && error.contains("\"pythonic\"") && error.contains(known), "{error}");
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn doctor_says_how_many_calls_the_open_files_allow_and_who_can_reach_the_proxy() {

@@ -77,6 +77,58 @@ fn lineages_of_verbatim_templates_are_the_whole_rendering() {
     }
 }
 
+/// Where the same text has other ids at the beginning of a text, or behind a control token, tails have those that the
+/// whole rendering has there.
+#[test]
+fn lineages_of_sentencepiece_like_tokenizers_are_the_whole_rendering() {
+    let path = root().join("tests/fixtures/text/sentencepiece_like.json");
+    let fixture: Map<String, Value> =
+        serde_json::from_slice(&std::fs::read(path).expect("fixture")).expect("JSON");
+    for (kind, made) in &fixture {
+        let folder = tempfile::tempdir().expect("folder");
+        let end = made["tokenizer"]["model"]["vocab"]["<|im_end|>"].clone();
+        for (file, json) in
+            [("tokenizer.json", &made["tokenizer"]), ("config.json", &json!({"eos_token_id": end}))]
+        {
+            std::fs::write(folder.path().join(file), json.to_string()).expect("writes");
+        }
+        let template = ChatTemplate::from_source(&format!("<s>{VERBATIM}"), Map::new()).expect("parses");
+        let model = Model::of(Tokenizer::load(folder.path()).expect("loads"), template).expect("proven");
+        assert_eq!(model.extender.limits(), [], "{kind}");
+        let mut choose = choices(3);
+        for _ in 0..40 {
+            let turns = 1 + choose(4);
+            let made = model.lineage(turns, true, &mut choose).expect("not refused");
+            let whole = model.whole(&made.messages, made.tools.as_deref()).expect("renders");
+            assert_eq!(made.ids, whole, "{kind}: {:?}", made.messages);
+        }
+    }
+}
+
+/// Arguments as text, and null in place of no words: the form in which the template writes a call at all.
+#[test]
+fn calls_are_given_in_the_form_that_the_template_takes() {
+    let source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is none %}\
+        {{ '<tool_call>' + m.tool_calls[0].function.arguments + '</tool_call>' }}{% else %}{{ m.content }}{% endif %}\
+        <|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let model = Model::new("", source).expect("proven");
+    let messages = [
+        json!({"role": "user", "content": "go"}),
+        json!({"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function",
+            "function": {"name": "run", "arguments": "{\"a\":  1}"}}]}),
+        json!({"role": "tool", "tool_call_id": "1", "content": "done"}),
+    ];
+    let whole = model.tokenizer.decode(&model.whole(&messages, None).expect("renders"), false);
+    assert!(
+        whole.contains("<tool_call>{\"a\":  1}</tool_call><|im_end|>\n<|im_start|>tool\ndone"),
+        "{whole}"
+    );
+    let tail = model.extender.tail(&[], 2, &model.input(&messages, None, true)).expect("continued");
+    assert!(whole.ends_with(&model.tokenizer.decode(&tail, false)));
+    let limits: Vec<&str> = model.extender.limits().iter().map(|limit| limit.form.as_str()).collect();
+    assert!(limits.iter().all(|form| form.starts_with("a call with words")), "{limits:?}");
+}
+
 #[test]
 fn a_template_that_drops_reasoning_is_continued_with_the_reasoning_kept() {
     let model = qwen();
@@ -156,7 +208,7 @@ fn templates_that_cannot_be_continued_are_refused_with_the_place() {
             "does not write an assistant's text",
         ),
         ("{{ raise_exception('never') }}", "never"),
-        (LAST_TURN, "before an assistant's turn the prompt has \"probe system"),
+        (LAST_TURN, "before an assistant's turn the prompt has \"system probe"),
     ] {
         let error = Model::new("", source).err().unwrap_or_else(|| panic!("{source} is refused")).to_string();
         assert!(error.contains(expected) && error.contains("seen with"), "{error}");

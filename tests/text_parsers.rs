@@ -196,7 +196,7 @@ fn names_are_vllms() {
     assert_eq!(
         error,
         "\"pythonic\" is not a parser that lego has; give one of hermes, qwen3_coder, llama3_json, mistral, \
-         deepseek_v3, deepseek_v31, kimi_k2, glm45"
+         deepseek_v3, deepseek_v31, kimi_k2, glm45, openai"
     );
 }
 

@@ -8,10 +8,11 @@ use lego::text::{ChatInput, ChatTemplate};
 use serde_json::{Map, Value, json};
 
 /// What begins and what ends an assistant's turn, in the families of templates that have a form.
-const TURNS: [(&str, &[&str]); 4] = [
+const TURNS: [(&str, &[&str]); 5] = [
     ("<|im_start|>assistant\n", &["<|im_end|>"]),
     ("<|start_header_id|>assistant<|end_header_id|>\n\n", &["<|eot_id|>"]),
     ("<|assistant|>", &["<|observation|>", "<|user|>"]),
+    ("<|start|>assistant", &["<|start|>user", "<|start|>functions"]),
     ("<｜Assistant｜>", &["<｜end▁of▁sentence｜>"]),
 ];
 
@@ -190,6 +191,7 @@ fn templates_show_their_forms() {
             "llama3_1" | "llama3_2" if !name.starts_with("npm_") => Some("llama3_json"),
             "deepseekv3" | "deepseek_r1_distill" => Some("deepseek_v3"),
             "glm4moe" => Some("glm45"),
+            "gptoss" => Some("openai"),
             _ => None,
         };
         assert_eq!(tools, expected, "{name}");
@@ -202,6 +204,7 @@ fn templates_show_their_forms() {
             name if name.starts_with("nemotron_3_") || name.starts_with("lfm2_2_5") => Some("qwen3"),
             "deepseekv3" | "deepseek_r1_distill" => Some("deepseek_r1"),
             "glm4moe" => Some("glm45"),
+            "gptoss" => Some("openai_gptoss"),
             _ => None,
         };
         assert_eq!(reasoning, expected, "{name}");

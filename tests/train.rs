@@ -3,7 +3,9 @@
 use lego::kernels::Pool;
 use lego::loss::{AdvantageEstimator, Aggregation, PolicyLossOptions};
 use lego::model::{Config, Model, Shape};
-use lego::record::{CallId, EpisodeId, GroupId, PolicyVersion, Sample, SampleParts};
+use lego::record::{
+    CallId, CallSpan, ChoiceId, EpisodeId, GroupId, PolicyVersion, Position, Sample, SampleParts,
+};
 use lego::train::{
     Checkpoints, DegenerateGroups, Episode, Learner, LearnerOptions, OptimizerOptions, StepMetrics,
     TrainError,
@@ -39,6 +41,11 @@ fn options() -> LearnerOptions {
     }
 }
 
+fn span(start: usize, end: usize) -> CallSpan {
+    let choice = ChoiceId { call_id: CallId::now(), choice_index: 0 };
+    CallSpan { choice, start: Position::new(start), end: Position::new(end) }
+}
+
 /// A row whose sampled tokens are two stretches, with log-probs as `model` has them.
 fn sample(model: &Model, pool: &Pool, token_ids: Vec<u32>, version: u64) -> Sample {
     let length = token_ids.len();
@@ -50,7 +57,7 @@ fn sample(model: &Model, pool: &Pool, token_ids: Vec<u32>, version: u64) -> Samp
         logprobs: (0..length).map(|i| some(i).map(|()| log_probs[i - 1])).collect(),
         weight_version: (0..length).map(|i| some(i).map(|()| version)).collect(),
         temperature: (0..length).map(|i| some(i).map(|()| 1.0)).collect(),
-        call_spans: vec![(CallId::now(), 3, 6), (CallId::now(), length - 3, length)],
+        call_spans: vec![span(3, 6), span(length - 3, length)],
         token_ids,
         ..SampleParts::default()
     })

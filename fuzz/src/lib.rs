@@ -13,4 +13,5 @@ pub mod protocol;
 pub mod record;
 #[path = "../targets/mod.rs"]
 pub mod targets;
+pub mod text;
 pub mod upstream;

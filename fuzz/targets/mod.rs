@@ -5,6 +5,7 @@ mod chat;
 mod engines;
 mod http;
 mod messages;
+pub mod replies;
 mod requests;
 mod responses;
 mod responses_reply;
@@ -17,6 +18,10 @@ pub use chat::chat_reply;
 pub use engines::{routed_experts, sglang_generate};
 pub use http::http_reply;
 pub use messages::{messages_reply, to_messages};
+pub use replies::{
+    reply_deepseek_v3, reply_deepseek_v31, reply_glm45, reply_hermes, reply_kimi_k2, reply_llama3_json,
+    reply_mistral, reply_openai, reply_qwen3_coder,
+};
 pub use requests::{messages_request, openai_request, responses_request};
 pub use responses::to_responses;
 pub use responses_reply::responses_reply;
@@ -26,7 +31,7 @@ pub use stream::sse;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const ALL: [Target; 12] = [
+pub const ALL: [Target; 21] = [
     ("sse", sse),
     ("openai_request", openai_request),
     ("responses_request", responses_request),
@@ -39,6 +44,15 @@ pub const ALL: [Target; 12] = [
     ("sglang_generate", sglang_generate),
     ("routed_experts", routed_experts),
     ("http_reply", http_reply),
+    ("reply_hermes", reply_hermes),
+    ("reply_qwen3_coder", reply_qwen3_coder),
+    ("reply_llama3_json", reply_llama3_json),
+    ("reply_mistral", reply_mistral),
+    ("reply_deepseek_v3", reply_deepseek_v3),
+    ("reply_deepseek_v31", reply_deepseek_v31),
+    ("reply_kimi_k2", reply_kimi_k2),
+    ("reply_glm45", reply_glm45),
+    ("reply_openai", reply_openai),
 ];
 
 /// A number that the bytes decide (FNV-1a).

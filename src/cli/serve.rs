@@ -45,11 +45,11 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Mode::RawLogprobs)]
     logprobs_mode: Mode,
     /// Form of tool calls, as vLLM names it: hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, kimi_k2,
-    /// glm45 (default: the one that the chat template shows).
+    /// glm45, openai (default: the one that the chat template shows).
     #[arg(long)]
     tool_call_parser: Option<ToolForm>,
-    /// Form of reasoning: qwen3, deepseek_r1, glm45, mistral, or none to leave it in the content (default: the one that
-    /// the chat template shows).
+    /// Form of reasoning: qwen3, deepseek_r1, glm45, mistral, openai_gptoss, or none to leave it in the content (default:
+    /// the one that the chat template shows).
     #[arg(long)]
     reasoning_parser: Option<Reasoning>,
 }

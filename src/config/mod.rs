@@ -43,6 +43,6 @@ pub use routes::{Route, RouteKind, Server, Volatile, VolatileAction, VolatileRol
 pub use sandbox::{AgentOom, Cache, Defense, NetworkPolicy, ReadonlyPaths, Sandbox, SandboxBackend};
 pub use train::{
     Aggregation, Algorithm, Async, KlEstimator, LearningRateSchedule, LogLevel, Observability, Policy,
-    Reward, RewardType, Training,
+    Reward, RewardType, Samples, SideKind, TrainedLineages, Training,
 };
 pub use unsupported::{Note, Use};

@@ -83,6 +83,8 @@ pub struct Training {
     pub r#async: Async,
     /// The reward.
     pub reward: Reward,
+    /// What is trained of the calls of a trial.
+    pub samples: Samples,
     /// Logs and what can be watched.
     pub observability: Observability,
 }
@@ -125,6 +127,7 @@ impl Default for Training {
             shuffle_rewards: false,
             r#async: Async::default(),
             reward: Reward::default(),
+            samples: Samples::default(),
             observability: Observability::default(),
         }
     }
@@ -270,6 +273,45 @@ pub enum RewardType {
     TaskSuccess,
     /// A judge model's grade.
     Judge,
+}
+
+/// What is trained of the calls of a trial. Tokens that are left out stay in the account (docs/lineages.md).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Samples {
+    /// Which lineages of a trial are trained.
+    pub lineages: TrainedLineages,
+    /// Tokens of a sample at most: what was sampled behind that is not trained. 0: no bound.
+    pub max_tokens: usize,
+    /// Kinds of calls beside the main agent's that are not trained.
+    pub leave_out: Vec<SideKind>,
+}
+
+/// Which lineages of a trial are trained.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TrainedLineages {
+    /// Each, one sample a lineage.
+    #[default]
+    All,
+    /// Those of the main agent: the first, and where its history was rewritten those that follow.
+    Main,
+    /// The one with the most sampled tokens that can be trained.
+    Longest,
+}
+
+/// Calls beside the main agent's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SideKind {
+    /// Of an agent that a tool call of another one started.
+    SubAgent,
+    /// Without tools beside an agent that has some: titles, topics.
+    Side,
+    /// Calls whose reply stands for the history in a later prompt.
+    Compaction,
+    /// Conversations of which nothing says who began them.
+    Other,
 }
 
 /// Logs and what can be watched.

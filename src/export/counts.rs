@@ -58,6 +58,8 @@ pub struct Counts {
     pub rows: Tally,
     /// Samples whose expert routing is not all there: their rows have none.
     pub routing_lost: u64,
+    /// Rows of expert routing that two calls have of one position, and that differ: the first call's are written.
+    pub differing_rows: u64,
     /// What is to be known of the whole.
     pub notes: BTreeSet<String>,
     /// Files and bytes of the captures that could not be read: nobody knows what is in them.
@@ -74,6 +76,7 @@ impl Counts {
             groups: Tally::default(),
             rows: Tally::default(),
             routing_lost: 0,
+            differing_rows: 0,
             notes: BTreeSet::new(),
             unread: BTreeSet::new(),
         }

@@ -51,15 +51,16 @@ pub(super) fn has_lost_routing(call: &Call) -> bool {
 
 impl Index {
     /// Reads all calls once, for samples with their routing: a call whose earlier rows are gone trains nobody, whether or
-    /// not routing is exported. For conversations it is the bodies that later fill the memory.
+    /// not routing is exported. Where bodies are read later, they fill the memory.
     pub(super) fn of(
         dir: &Place,
         filter: Option<&Filter>,
         is_of_samples: bool,
+        with_bodies: bool,
         counts: &mut Counts,
     ) -> Result<Self, ExportError> {
         let query = Query {
-            without_bodies: is_of_samples && !filter.is_some_and(Filter::uses_bodies),
+            without_bodies: !with_bodies && !filter.is_some_and(Filter::uses_bodies),
             without_routing: !is_of_samples && !filter.is_some_and(Filter::uses_routing),
             ..Query::default()
         };
@@ -74,7 +75,7 @@ impl Index {
             }
             let session = index.sessions.entry(call.session_id.clone()).or_default();
             session.calls += 1;
-            session.bytes += bytes(&call, !is_of_samples);
+            session.bytes += bytes(&call, with_bodies);
             session.print = session.print.wrapping_add(print(&call));
             session.is_wanted |= is_wanted;
             session.has_routing |= has_lost_routing || call.routing.is_some();

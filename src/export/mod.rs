@@ -37,7 +37,9 @@ mod verl;
 use std::path::Path;
 
 use crate::capture::{CaptureError, Filter, Place};
+use crate::config::Samples;
 use crate::telemetry::RunBooks;
+use crate::trajectory::needs_bodies;
 
 pub use counts::Counts;
 pub use error::ExportError;
@@ -151,11 +153,13 @@ fn within(
     if format == Format::Calls {
         calls::write(place, books, options.filter, output.file()?, &mut counts, progress)?;
     } else {
-        let index = Index::of(place, options.filter, format.is_of_samples(), &mut counts)?;
+        let policy = books.map_or_else(|| Ok(Samples::default()), RunBooks::samples)?;
+        let with_bodies = !format.is_of_samples() || needs_bodies(&policy);
+        let index = Index::of(place, options.filter, format.is_of_samples(), with_bodies, &mut counts)?;
         let episodes = Episodes::of(&index, books, options, &mut counts)?;
         let sessions = index::Sessions { room, dir: place, index: &index };
         if format.is_of_samples() {
-            rows::write(&sessions, &episodes, options, &mut output, &mut counts, progress)?;
+            rows::write(&sessions, &episodes, (options, &policy), &mut output, &mut counts, progress)?;
         } else {
             conversation::write(&sessions, &episodes, format, output.file()?, &mut counts, progress)?;
         }

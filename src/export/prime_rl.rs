@@ -153,12 +153,13 @@ fn micro_batch(out: &mut Msgpack<BufWriter<File>>, row: &Row<'_>) -> io::Result<
     match &row.experts {
         None => out.nil()?,
         Some(experts) => {
-            let row_bytes = experts.data.len() / experts.shape.rows.max(1) as usize;
+            let shape = experts.shape();
+            let row_bytes = experts.data().len() / shape.rows.max(1) as usize;
             out.array(3)?;
             // The last token has no row; those who read it have one of zeros there.
-            out.bytes(&[&experts.data, &vec![0; row_bytes]])?;
+            out.bytes(&[experts.data(), &vec![0; row_bytes]])?;
             out.array(3)?;
-            for size in [experts.shape.rows + 1, experts.shape.layers, experts.shape.top_k] {
+            for size in [shape.rows + 1, shape.layers, shape.top_k] {
                 out.int(size)?;
             }
             out.text(experts.dtype())?;

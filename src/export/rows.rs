@@ -13,8 +13,9 @@ use super::prime_rl::PrimeRl;
 use super::routing::{self, Experts};
 use super::slime::Slime;
 use super::{ExportError, Format, Options, trl, verl};
-use crate::record::{Call, CallId, Disposition, Sample, SessionId};
-use crate::trajectory::{self, Built, Lineage};
+use crate::config::Samples;
+use crate::record::{Call, CallId, CallSpan, Disposition, Sample, SessionId};
+use crate::trajectory::{self, Built, Lineage, needs_bodies};
 
 /// Bucket of an episode none of whose calls can be trained.
 const NO_SAMPLE: &str = "no sample";
@@ -26,7 +27,6 @@ pub(super) struct Row<'a> {
     pub episode: &'a Episode,
     pub group: &'a Group,
     pub sample: &'a Sample,
-    calls: Vec<(CallId, u16, usize, usize)>,
     /// Which of its episode's samples it is, and how many there are.
     pub index: usize,
     pub of: usize,
@@ -66,8 +66,9 @@ impl Row<'_> {
     /// The columns that all forms have in common.
     pub(super) fn columns(&self) -> Map<String, Value> {
         let mut columns = self.episode.columns(self.session);
-        let calls = self.calls.iter().map(|(call_id, choice_index, start, end)| {
-            json!({"call_id": call_id, "choice_index": choice_index, "start": start, "end": end})
+        let calls = self.sample.call_spans.iter().map(|CallSpan { choice, start, end }| {
+            let (start, end) = (start.index(), end.index());
+            json!({"call_id": choice.call_id, "choice_index": choice.choice_index, "start": start, "end": end})
         });
         let more = json!({
             "sample_index": self.index, "episode_samples": self.of, "lineage_id": self.sample.lineage_id,
@@ -118,7 +119,7 @@ impl Form {
 pub(super) fn write(
     sessions: &Sessions<'_>,
     episodes: &Episodes,
-    options: Options<'_>,
+    (options, policy): (Options<'_>, &Samples),
     output: &mut Output,
     counts: &mut Counts,
     progress: &mut dyn FnMut(u64, u64),
@@ -129,8 +130,8 @@ pub(super) fn write(
         Format::PrimeRl => Form::PrimeRl(PrimeRl::new(options.ranks)),
         _ => Form::Trl,
     };
-    let mut work = Work { sessions, episodes, form, output };
-    sessions.each(episodes, false, counts, progress, &mut |id, calls, counts| {
+    let mut work = Work { sessions, episodes, policy, form, output };
+    sessions.each(episodes, needs_bodies(policy), counts, progress, &mut |id, calls, counts| {
         Ok(if work.session(id, calls, counts)? > 0 { WRITTEN } else { NO_SAMPLE })
     })?;
     work.form.end(work.output)
@@ -139,6 +140,7 @@ pub(super) fn write(
 struct Work<'a> {
     sessions: &'a Sessions<'a>,
     episodes: &'a Episodes,
+    policy: &'a Samples,
     form: Form,
     output: &'a mut Output,
 }
@@ -153,7 +155,7 @@ impl Work<'_> {
     ) -> Result<usize, ExportError> {
         let episode = &self.episodes.by_session[id];
         let lineages = trajectory::lineages(calls);
-        let built = trajectory::samples(&lineages, None);
+        let built = trajectory::samples(&lineages, None, self.policy);
         built.check(calls)?;
         count_calls(calls, &built, episode, counts);
         let of = built.samples.len();
@@ -172,22 +174,21 @@ impl Work<'_> {
             experts = routing::gather(self.sessions, id, &samples, counts)?;
         }
         for (index, ((sample, lineage), experts)) in samples.into_iter().zip(experts).enumerate() {
-            let call = |id: CallId| lineage.calls.iter().map(|one| &one.call).find(|call| call.call_id == id);
-            let named = sample.call_spans.iter();
-            let named = named.filter_map(|&(id, start, end)| Some((id, call(id)?.choice_index, start, end)));
-            let last = sample.call_spans.last().and_then(|span| call(span.0));
-            let is_last = |call: &Arc<Call>| last.is_some_and(|last| last.call_id == call.call_id);
+            let calls = || lineage.calls.iter().map(|one| &one.call);
+            let last = sample.call_spans.last().map(|span| span.choice);
+            let is_last = |call: &&Arc<Call>| Some(call.choice()) == last;
             let row = Row {
                 session: id,
                 episode,
                 group,
                 sample,
-                calls: named.collect(),
                 index,
                 of,
                 experts,
-                turns: 1 + lineage.calls.iter().take_while(|one| !is_last(&one.call)).count(),
-                is_truncated: last.is_some_and(|call| call.finish_reason.as_deref() == Some("length")),
+                turns: 1 + calls().take_while(|call| !is_last(call)).count(),
+                is_truncated: calls()
+                    .find(is_last)
+                    .is_some_and(|call| call.finish_reason.as_deref() == Some("length")),
             };
             self.form.write(&row, self.output)?;
             counts.rows.add(WRITTEN, 1);
@@ -212,8 +213,8 @@ fn count_calls(calls: &[Arc<Call>], built: &Built, episode: &Episode, counts: &m
             other => other.bucket(),
         };
         let name = (entry.call_id, entry.choice_index);
-        // Tokens without ids are told of beside those with ids.
-        if entry.disposition == Disposition::NoIds {
+        // Tokens without ids are told of beside those with ids, and those behind a sample beside those in it.
+        if matches!(entry.disposition, Disposition::NoIds | Disposition::OverWindow) {
             buckets.entry(name).or_insert(bucket);
         } else {
             buckets.insert(name, bucket);

@@ -89,7 +89,8 @@ fn sample(pickle: &mut Pickle, row: &Row<'_>, index: u64) -> std::io::Result<()>
     row.logprobs().try_for_each(|logprob| pickle.float(f64::from(logprob)))?;
     pickle.end_list()?;
     if let Some(experts) = &row.experts {
-        let shape = [experts.shape.rows, experts.shape.layers, experts.shape.top_k];
+        let shape = experts.shape();
+        let shape = [shape.rows, shape.layers, shape.top_k];
         pickle.text("rollout_routed_experts")?;
         pickle.array(&shape.map(u64::from), &experts.as_i32())?;
     }

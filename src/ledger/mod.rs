@@ -9,15 +9,20 @@
 //! What became of a sample is the trainer's to say ([`RunBooks`]); captures that belong to no run have a bucket
 //! [`IN_SAMPLE`] in the place of `trained`.
 
+mod table;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use serde::Serialize;
 
 use crate::capture::{CaptureError, Filter, Place, Query, Reader};
+use crate::config::Samples;
 use crate::record::{Call, CallId, Disposition, SessionId, TrialId};
 use crate::telemetry::{BooksError, RunBooks};
-use crate::trajectory;
+use crate::trajectory::{self, needs_bodies};
+
+pub use table::table;
 
 /// Bytes of calls that are in memory together.
 const ROOM: usize = 256 << 20;
@@ -109,7 +114,8 @@ fn within(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Ledger, LedgerError> {
     let (ledger, trials) = (Ledger::default(), BTreeMap::new());
-    let mut work = Work { room, dir, books, by, filter, ledger, trials, done: 0 };
+    let policy = books.map_or_else(|| Ok(Samples::default()), RunBooks::samples)?;
+    let mut work = Work { room, dir, books, policy, by, filter, ledger, trials, done: 0 };
     let (sessions, calls) = work.first_pass()?;
     let all = sessions.values().map(|size| size.calls).sum();
     progress(0, all);
@@ -153,6 +159,11 @@ fn batches(sessions: &BTreeMap<SessionId, Size>, all: usize) -> Vec<Vec<&Session
     batches
 }
 
+fn ids_bytes(call: &Call) -> usize {
+    let ids = [&call.prompt_token_ids, &call.completion_token_ids];
+    ids.into_iter().flatten().map(|ids| 4 * ids.len()).sum()
+}
+
 /// A call, without what the account does not need, and whether somebody asked for it.
 struct Counted {
     call: Arc<Call>,
@@ -161,10 +172,14 @@ struct Counted {
 
 impl Counted {
     fn bytes(&self) -> usize {
-        let ids = [&self.call.prompt_token_ids, &self.call.completion_token_ids];
-        let ids: usize = ids.into_iter().flatten().map(|ids| 4 * ids.len()).sum();
+        let bodies = [&self.call.client_request, &self.call.upstream_request];
+        let bodies: usize = bodies.into_iter().flatten().map(|body| body.bytes().len()).sum();
         // A log-prob is 8 bytes, and lineages keep some more of each call.
-        size_of::<Call>() + 512 + ids + 8 * self.call.completion_logprobs.as_ref().map_or(0, Vec::len)
+        size_of::<Call>()
+            + 512
+            + ids_bytes(&self.call)
+            + bodies
+            + 8 * self.call.completion_logprobs.as_ref().map_or(0, Vec::len)
     }
 }
 
@@ -173,6 +188,8 @@ struct Work<'a> {
     room: usize,
     dir: &'a Place,
     books: Option<&'a RunBooks>,
+    /// What the run trains of its calls.
+    policy: Samples,
     by: By,
     filter: Option<&'a Filter>,
     ledger: Ledger,
@@ -183,7 +200,7 @@ struct Work<'a> {
 
 impl Work<'_> {
     fn calls(&self, filter: Option<Filter>) -> Result<Reader, CaptureError> {
-        let uses_bodies = self.filter.is_some_and(Filter::uses_bodies);
+        let uses_bodies = needs_bodies(&self.policy) || self.filter.is_some_and(Filter::uses_bodies);
         let uses_routing = self.filter.is_some_and(Filter::uses_routing);
         let query = Query {
             without_bodies: !uses_bodies,
@@ -196,8 +213,11 @@ impl Work<'_> {
 
     fn counted(&self, mut call: Call) -> Counted {
         let is_wanted = self.filter.is_none_or(|filter| filter.matches(&call));
-        (call.client_request, call.upstream_request, call.response) = (None, None, None);
-        (call.routing, call.text, call.tool_calls) = (None, None, None);
+        (call.response, call.routing) = (None, None);
+        if !needs_bodies(&self.policy) {
+            (call.client_request, call.upstream_request) = (None, None);
+            (call.text, call.tool_calls) = (None, None);
+        }
         Counted { call: Arc::new(call), is_wanted }
     }
 
@@ -258,7 +278,7 @@ impl Work<'_> {
         let wanted: BTreeSet<CallId> =
             counted.iter().filter(|counted| counted.is_wanted).map(|counted| counted.call.call_id).collect();
         let trial = calls.iter().find_map(|call| call.trial_id.clone());
-        let built = trajectory::samples(&trajectory::lineages(&calls), None);
+        let built = trajectory::samples(&trajectory::lineages(&calls), None, &self.policy);
         if let Err(unbalanced) = built.check(&calls) {
             self.offend(Some(unbalanced.call_id), session, trial.clone(), unbalanced.to_string());
         }

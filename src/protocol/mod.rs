@@ -5,6 +5,7 @@
 //! - [`chat`]: OpenAI's chat protocol: the request as lego needs it, the assembler of replies, what is cut out.
 //! - [`completions`]: OpenAI's legacy completions protocol, captured in the same way.
 //! - [`generate`]: SGLang's native protocol, captured in the same way.
+//! - [`canonical`]: the one text of all JSON texts of a value.
 //! - [`body`]: a request's object, of which a few members are read.
 //! - [`object`]: an object being written.
 //! - [`responses`]: OpenAI's Responses protocol in front of a chat upstream.
@@ -24,6 +25,7 @@
 //! forward unchanged, and it drops an unterminated last event.
 
 pub mod body;
+pub mod canonical;
 pub mod chat;
 pub mod completions;
 pub mod error;

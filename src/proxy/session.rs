@@ -13,6 +13,7 @@ use super::Inner;
 use super::rejoin::Left;
 use super::rows::HeldRows;
 use super::token_in::Lineages;
+use crate::protocol::canonical::canonical;
 use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::volatile::Rules;
@@ -269,38 +270,10 @@ fn call_seed(seed: u64, index: u64) -> i64 {
 /// A message's identity: its members, whatever their order and spacing.
 fn message_hash(message: &[u8]) -> [u8; 32] {
     let canonical = match serde_json::from_slice::<serde_json::Value>(message) {
-        Ok(value) => {
-            let mut text = String::new();
-            write_canonical(&value, &mut text);
-            text.into_bytes()
-        }
+        Ok(value) => canonical(&value).into_bytes(),
         Err(_) => message.to_vec(),
     };
     Sha256::digest(canonical).into()
-}
-
-fn write_canonical(value: &serde_json::Value, out: &mut String) {
-    match value {
-        serde_json::Value::Object(members) => {
-            let mut keys: Vec<&String> = members.keys().collect();
-            keys.sort_unstable();
-            out.push('{');
-            for key in keys {
-                out.push_str(&serde_json::Value::from(key.as_str()).to_string());
-                write_canonical(&members[key], out);
-            }
-            out.push('}');
-        }
-        serde_json::Value::Array(items) => {
-            out.push('[');
-            for item in items {
-                write_canonical(item, out);
-                out.push(',');
-            }
-            out.push(']');
-        }
-        scalar => out.push_str(&scalar.to_string()),
-    }
 }
 
 /// An open session. Dropping it closes the session without waiting.

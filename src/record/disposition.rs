@@ -16,6 +16,8 @@ pub enum Disposition {
     Superseded,
     /// Sampled for something other than the policy.
     AuxCall,
+    /// Behind the end of what a sample may hold.
+    OverWindow,
     /// Its trial failed by infrastructure.
     InfraFailure,
     /// Left out (reason).
@@ -36,6 +38,7 @@ impl Disposition {
             Self::Stale => "stale".to_owned(),
             Self::Superseded => "superseded".to_owned(),
             Self::AuxCall => "aux_call".to_owned(),
+            Self::OverWindow => "over_window".to_owned(),
             Self::InfraFailure => "infra_failure".to_owned(),
             Self::Dropped(reason) => format!("dropped: {reason}"),
             Self::UsageUnknown => "usage_unknown".to_owned(),

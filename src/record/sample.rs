@@ -1,6 +1,23 @@
 //! A training row: one lineage's token sequence with everything aligned to it.
 
-use super::{CallId, EpisodeId, GroupId};
+use super::{ChoiceId, EpisodeId, GroupId, Position, RoutedExperts};
+
+/// The tokens `[start, end)` of a sample are what one choice sampled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallSpan {
+    pub choice: ChoiceId,
+    pub start: Position,
+    pub end: Position,
+}
+
+#[cfg(test)]
+impl CallSpan {
+    /// Of some call.
+    pub(crate) fn of_test(start: usize, end: usize) -> Self {
+        let choice = ChoiceId { call_id: super::CallId::now(), choice_index: 0 };
+        Self { choice, start: Position::new(start), end: Position::new(end) }
+    }
+}
 
 /// The parts of a [`Sample`], before they are checked. All per-token lists have the length of `token_ids`.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -18,8 +35,10 @@ pub struct SampleParts {
     pub group_id: Option<GroupId>,
     /// Index of the lineage in its session, in order of its first call.
     pub lineage_id: u32,
-    /// For each call: its id and the token range `[start, end)` it sampled.
-    pub call_spans: Vec<(CallId, usize, usize)>,
+    /// For each call: the tokens it sampled.
+    pub call_spans: Vec<CallSpan>,
+    /// Where calls had any. The last token has no row.
+    pub routed_experts: Option<RoutedExperts>,
 }
 
 /// A checked training row. Built by [`Sample::new`] only.
@@ -43,6 +62,8 @@ pub enum InvalidSample {
     Spans,
     #[error("no sampled token")]
     NothingSampled,
+    #[error("the last token has a row of expert routing: no forward pass has read it")]
+    RowOfLastToken,
 }
 
 impl Sample {
@@ -58,7 +79,8 @@ impl Sample {
             ("weight_version", parts.weight_version.len()),
             ("temperature", parts.temperature.len()),
         ];
-        for (field, found) in lengths {
+        let routed = parts.routed_experts.as_ref().map(|experts| ("routed_experts", experts.tokens()));
+        for (field, found) in lengths.into_iter().chain(routed) {
             if found != expected {
                 return Err(InvalidSample::Length { field, found, expected });
             }
@@ -86,7 +108,8 @@ impl Sample {
             }
         }
         let mut covered = vec![false; expected];
-        for &(_, start, end) in &parts.call_spans {
+        for &CallSpan { start, end, .. } in &parts.call_spans {
+            let (start, end) = (start.index(), end.index());
             if start > end || end > expected || covered[start..end].contains(&true) {
                 return Err(InvalidSample::Spans);
             }
@@ -97,6 +120,10 @@ impl Sample {
         }
         if !parts.loss_mask.contains(&true) {
             return Err(InvalidSample::NothingSampled);
+        }
+        let last = Position::new(expected.saturating_sub(1));
+        if parts.routed_experts.as_ref().is_some_and(|experts| experts.row(last).is_some()) {
+            return Err(InvalidSample::RowOfLastToken);
         }
         Ok(Self(parts))
     }
@@ -127,7 +154,7 @@ mod tests {
             logprobs: vec![None, Some(-0.5), Some(0.0)],
             weight_version: vec![None, Some(0), Some(0)],
             temperature: vec![None, Some(1.0), Some(1.0)],
-            call_spans: vec![(CallId::now(), 1, 3)],
+            call_spans: vec![CallSpan::of_test(1, 3)],
             ..SampleParts::default()
         }
     }
@@ -143,7 +170,7 @@ mod tests {
     #[test]
     fn only_sampled_ids_carry_the_mask() {
         let mut bad = parts();
-        bad.call_spans[0].1 = 2;
+        bad.call_spans[0].start = Position::new(2);
         assert_eq!(Sample::new(bad), Err(InvalidSample::Spans));
         let mut bad = parts();
         bad.logprobs[0] = Some(-1.0);

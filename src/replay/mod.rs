@@ -74,7 +74,7 @@ mod tests {
     use super::*;
     use crate::kernels::{apply_temperature, log_prob};
     use crate::model::{Config, KvCache, Row, Shape};
-    use crate::record::{CallId, SampleParts};
+    use crate::record::{CallSpan, SampleParts};
 
     fn model() -> Model {
         let config = Config::new(Shape {
@@ -114,7 +114,7 @@ mod tests {
             token_ids: tokens,
             logprobs,
             temperature,
-            call_spans: vec![(CallId::now(), 10, 20), (CallId::now(), 26, 30)],
+            call_spans: vec![CallSpan::of_test(10, 20), CallSpan::of_test(26, 30)],
             ..SampleParts::default()
         })
         .expect("a valid sample");
@@ -133,7 +133,7 @@ mod tests {
                 logprobs: (0..len).map(|at| sampled(at).then_some(-1.0)).collect(),
                 weight_version: (0..len).map(|at| sampled(at).then_some(0)).collect(),
                 temperature: (0..len).map(|at| sampled(at).then_some(1.0)).collect(),
-                call_spans: vec![(CallId::now(), len - 1, len)],
+                call_spans: vec![CallSpan::of_test(len - 1, len)],
                 ..SampleParts::default()
             })
             .expect("a valid sample")

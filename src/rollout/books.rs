@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use metrics::counter;
+
 use super::trial::{Purpose, TrialOptions, TrialResult};
 use super::{RolloutError, conclude};
 use crate::proxy::SessionResult;
@@ -58,7 +60,9 @@ pub(super) fn book(
 
     let spec = &result.spec;
     let episode = trajectory::Episode { episode_id: spec.episode, group_id: spec.group };
-    let built = trajectory::samples(&trajectory::lineages(calls), Some(episode));
+    let lineages = trajectory::lineages(calls);
+    count_breaks(&lineages);
+    let built = trajectory::samples(&lineages, Some(episode), &options.samples);
     built.check(calls).map_err(|unbalanced| RolloutError::Ledger {
         trial: spec.trial_id.to_string(),
         cause: unbalanced.to_string(),
@@ -87,6 +91,15 @@ pub(super) fn book(
     Ok(())
 }
 
+/// Counts why histories were rewritten.
+fn count_breaks(lineages: &trajectory::Lineages) {
+    for session in lineages.sessions() {
+        for broke in trajectory::table(session, None).into_iter().filter_map(|row| row.broke) {
+            counter!("lego_trainer_lineage_breaks_total", "reason" => broke.reason.as_str()).increment(1);
+        }
+    }
+}
+
 /// The calls that the policy answered, each once whatever its choices, with the length of its prompt where that is
 /// known.
 fn turns<'a>(calls: impl Iterator<Item = &'a Call>) -> HashMap<CallId, Option<u64>> {
@@ -108,6 +121,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::config::Samples;
     use crate::loss::AdvantageEstimator;
     use crate::record::{EpisodeId, GroupId, InfraFailure, Usage, example};
     use crate::rollout::TrialSpec;
@@ -135,6 +149,7 @@ mod tests {
             max_output_bytes: 1,
             is_agent_oom_graded,
             invalid_reward: None,
+            samples: Samples::default(),
         }
     }
 

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::books::{Attempt, book};
 use super::{RolloutError, SessionFacts, conclude};
+use crate::config::Samples;
 use crate::harness::{Harness, LISTEN_PORT, TrialInput, WORKSPACE};
 use crate::proxy::{Proxy, SessionResult, SessionSampling, SessionSpec, VersionSource};
 use crate::record::{
@@ -57,6 +58,8 @@ pub struct TrialOptions {
     pub is_agent_oom_graded: bool,
     /// Reward of a trial that the policy itself made invalid, where that is wanted.
     pub invalid_reward: Option<f64>,
+    /// What is trained of its calls.
+    pub samples: Samples,
 }
 
 /// The machinery that trials share.

@@ -89,14 +89,14 @@ impl Idle {
 /// A training row with one sampled token.
 #[cfg(test)]
 pub fn sample_of_one_token() -> crate::record::Sample {
-    use crate::record::{CallId, Sample, SampleParts};
+    use crate::record::{CallSpan, Sample, SampleParts};
     Sample::new(SampleParts {
         token_ids: vec![1, 2],
         loss_mask: vec![false, true],
         logprobs: vec![None, Some(-0.5)],
         weight_version: vec![None, Some(0)],
         temperature: vec![None, Some(1.0)],
-        call_spans: vec![(CallId::now(), 1, 2)],
+        call_spans: vec![CallSpan::of_test(1, 2)],
         ..SampleParts::default()
     })
     .expect("a sample")

@@ -101,6 +101,7 @@ impl Machinery {
                 max_output_bytes: config.sandbox.max_output_bytes,
                 is_agent_oom_graded: config.sandbox.agent_oom == AgentOom::Grade,
                 invalid_reward: config.training.reward.penalize_invalid_trajectory.then_some(INVALID_REWARD),
+                samples: config.training.samples.clone(),
             },
             policy_version: version,
             scratch: places.scratch,

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::Event;
-use crate::config::{AgentOom, Config, Environment};
+use crate::config::{AgentOom, Config, Environment, Samples};
 use crate::record::{Disposition, GroupId, Outcome, PolicyVersion, SessionId, TaskId, Termination, TrialId};
 
 /// The files of a run cannot be read.
@@ -253,6 +253,15 @@ impl RunBooks {
         let path = self.root.join("config.resolved.toml");
         Config::load_resolved(&path, Environment::from_process())
             .map_err(|error| BooksError::of(&path, error))
+    }
+
+    /// What the run trains of the calls of its trials.
+    ///
+    /// # Errors
+    /// Its config cannot be read. (A folder without one has the samples of the defaults.)
+    pub fn samples(&self) -> Result<Samples, BooksError> {
+        let has_config = self.root.join("config.resolved.toml").exists();
+        has_config.then(|| Ok(self.config()?.training.samples)).unwrap_or_else(|| Ok(Samples::default()))
     }
 
     /// The run's folder.

@@ -113,6 +113,7 @@ pub const COLUMNS: &[Column] = &[
     integer("tokens", "masked_tokens", "Of these: in a sample, weighted 0."),
     integer("tokens", "superseded_tokens", "Of these: a retry was continued instead."),
     integer("tokens", "aux_tokens", "Of these: sampled for something other than the policy."),
+    integer("tokens", "over_window_tokens", "Of these: behind `training.samples.max_tokens`."),
     integer("tokens", "infra_failure_tokens", "Of these: their trial failed by machinery."),
     integer("tokens", "dropped_tokens", "Of these: left out, with a reason in the report."),
     integer(
@@ -210,6 +211,13 @@ pub const PROMETHEUS: &[Prometheus] = &[
     short(
         "lego_capture_lag_seconds",
         "From the end of a call, or of a choice, to its records being durable.",
+    ),
+    by(
+        "reason",
+        counter(
+            "lego_trainer_lineage_breaks_total",
+            "Calls of trials that do not extend the call whose history they have (docs/lineages.md).",
+        ),
     ),
     by("status", counter("lego_proxy_calls_total", "Model calls that ended, attempts counted each.")),
     by(

@@ -24,7 +24,7 @@ pub struct ChatInput<'a> {
 ///
 /// Content given as parts is joined by line breaks (as vLLM does). A tool call's `arguments` stay the text they are
 /// where the template prints text as it is, so that sampled bytes come back as the same ids; otherwise they are parsed,
-/// as vLLM does.
+/// as vLLM does. A turn of calls without words gets null where the template writes its calls only then, else "".
 ///
 /// A token that is put together from the end of a message and the template's own text is not looked for; chat
 /// templates put line breaks or control tokens there.
@@ -78,8 +78,10 @@ fn normal_form(index: usize, message: &Value, template: &ChatTemplate) -> Result
         }
         Some(_) => return refuse(".content is neither text nor a list of parts".to_owned()),
     };
-    fields.insert("content".to_owned(), Value::from(content));
+    let form = template.call_form();
     let has_calls = fields.get("tool_calls").is_some_and(|calls| !calls.is_null());
+    let is_null = has_calls && form.silence_is_null && content.is_empty();
+    fields.insert("content".to_owned(), if is_null { Value::Null } else { Value::from(content) });
     if !has_calls {
         // Templates take a present `tool_calls` for a turn with calls.
         fields.remove("tool_calls");
@@ -89,7 +91,7 @@ fn normal_form(index: usize, message: &Value, template: &ChatTemplate) -> Result
         else {
             continue;
         };
-        if template.reads_argument_text() {
+        if form.arguments_are_text {
             continue;
         }
         if let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok()) {

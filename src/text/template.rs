@@ -18,9 +18,18 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     has_tool_template: bool,
     special_tokens: Map<String, Value>,
-    reads_argument_text: bool,
+    call_form: CallForm,
     source: String,
     sha256: String,
+}
+
+/// The form in which a template takes a turn with calls.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct CallForm {
+    /// Arguments that are text are printed as they are, so that sampled bytes survive; else they are an object.
+    pub(super) arguments_are_text: bool,
+    /// A turn of calls without words has the content null; else it has the content "".
+    pub(super) silence_is_null: bool,
 }
 
 impl std::fmt::Debug for ChatTemplate {
@@ -102,14 +111,40 @@ impl ChatTemplate {
         for (name, text) in templates {
             environment.add_template_owned(name, without_generation_tags(&text)).map_err(fail)?;
         }
-        Ok(Self {
+        let mut template = Self {
             environment,
             has_tool_template,
             special_tokens,
-            reads_argument_text: source.contains("arguments is string"),
+            call_form: CallForm::default(),
             sha256: sha256_hex(source.as_bytes()),
             source,
-        })
+        };
+        template.call_form = template.find_call_form();
+        Ok(template)
+    }
+
+    /// The first form in which it writes a call's arguments. Text where it asks for text, else an object (as vLLM
+    /// gives it); the other forms are for templates that fail on these, or leave the call out.
+    fn find_call_form(&self) -> CallForm {
+        let asks_for_text = self.source.contains("arguments is string");
+        let forms = [(asks_for_text, false), (!asks_for_text, false), (false, true), (true, true)];
+        let writes = |form: &CallForm| {
+            let (object, text) = (json!({"trial": "trial7"}), r#"{"trial": "trial7"}"#);
+            let arguments = if form.arguments_are_text { json!(text) } else { object };
+            let content = if form.silence_is_null { Value::Null } else { json!("") };
+            let call = json!({"id": "trial0001", "type": "function", "function": {"name": "trial", "arguments": arguments}});
+            let messages = [
+                json!({"role": "user", "content": "trial"}),
+                json!({"role": "assistant", "content": content, "tool_calls": [call]}),
+            ];
+            let written = if form.arguments_are_text { text } else { "trial7" };
+            self.render(&messages, None, true).is_ok_and(|rendered| rendered.contains(written))
+        };
+        forms
+            .map(|(arguments_are_text, silence_is_null)| CallForm { arguments_are_text, silence_is_null })
+            .into_iter()
+            .find(writes)
+            .unwrap_or(CallForm { arguments_are_text: asks_for_text, silence_is_null: false })
     }
 
     /// The rendered text, as `transformers`' `apply_chat_template(tokenize=False)` gives it.
@@ -145,9 +180,8 @@ impl ChatTemplate {
         template.render(Jinja::from(minijinja::value::Serde(&context))).map_err(render)
     }
 
-    /// Whether the template prints tool-call arguments that are text as they are, so that sampled bytes survive.
-    pub(super) fn reads_argument_text(&self) -> bool {
-        self.reads_argument_text
+    pub(super) fn call_form(&self) -> CallForm {
+        self.call_form
     }
 
     /// The same template, for which the time is always `moment`.

@@ -1,7 +1,7 @@
 //! The tokenizer of a model folder: byte-level BPE as Qwen, Llama 3 and GPT use it, and SentencePiece-like BPE as
 //! Llama 2, Mistral and Gemma do.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -40,8 +40,8 @@ pub struct Tokenizer {
     /// Ids that SentencePiece has for bytes that no piece covers.
     are_bytes: Vec<bool>,
     added: Vec<AddedToken>,
-    /// Added tokens by first byte, longest text first.
-    added_by_first_byte: HashMap<u8, Vec<usize>>,
+    /// Added tokens by first byte, longest text first: every byte of every message is looked up.
+    added_by_first_byte: Box<[Vec<usize>; 256]>,
     special_ids: HashSet<u32>,
     control_ids: HashSet<u32>,
     named_special_tokens: serde_json::Map<String, Value>,
@@ -106,14 +106,14 @@ impl Tokenizer {
         let continued_text = depends_on_position.then(|| build(&json)).transpose().map_err(&fail)?;
 
         let (pieces, are_bytes) = spelling.pieces(full.get_vocab(true), &added);
-        let mut added_by_first_byte: HashMap<u8, Vec<usize>> = HashMap::new();
+        let mut added_by_first_byte = Box::new([const { Vec::new() }; 256]);
         for (index, token) in added.iter().enumerate() {
             if let Some(&first) = token.content.as_bytes().first() {
-                added_by_first_byte.entry(first).or_default().push(index);
+                added_by_first_byte[usize::from(first)].push(index);
             }
         }
-        for list in added_by_first_byte.values_mut() {
-            list.sort_by_key(|&index| std::cmp::Reverse(added[index].content.len()));
+        for list in added_by_first_byte.iter_mut() {
+            list.sort_by_key(|&index: &usize| std::cmp::Reverse(added[index].content.len()));
         }
 
         let named_special_tokens = named_special_tokens(dir)?;
@@ -284,8 +284,7 @@ impl Tokenizer {
     pub(super) fn find_added(&self, text: &str, from: usize) -> Option<(usize, &AddedToken)> {
         let bytes = text.as_bytes();
         (from..bytes.len()).find_map(|at| {
-            self.added_by_first_byte
-                .get(&bytes[at])?
+            self.added_by_first_byte[usize::from(bytes[at])]
                 .iter()
                 .map(|&index| &self.added[index])
                 .find(|token| bytes[at..].starts_with(token.content.as_bytes()))

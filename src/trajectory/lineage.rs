@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::account::{Entry, IdCounts};
-use super::prefix::{Tokens, relate};
-use crate::record::{Call, CallStatus, Disposition, SessionId};
+use super::trie::{Tokens, Worth, relate};
+use crate::record::{Call, CallId, CallKind, CallStatus, ChoiceId, Disposition, SessionId};
 
 /// A chain of calls in which each prompt's token ids extend the ids of the one before, from a root to a leaf.
 #[derive(Debug, Clone)]
@@ -15,6 +15,8 @@ pub struct Lineage {
     /// Number in its session, in order of the first call that is its own.
     pub index: u32,
     pub calls: Vec<LineageCall>,
+    /// Of its first own call: the one before it that has most of its prompt, and how many first ids of it.
+    pub nearest: Option<(ChoiceId, usize)>,
 }
 
 /// One call of a lineage.
@@ -24,14 +26,46 @@ pub struct LineageCall {
     /// Whether the call belongs to this lineage. Where lineages share their first calls, these belong to
     /// the lowest-numbered one and are context in the others.
     pub is_own: bool,
+    /// Where its tokens go whatever the other calls are; `None`: they may be trained.
+    pub verdict: Option<Disposition>,
 }
 
 /// All lineages of some calls, and the sampled tokens that are in none.
 #[derive(Debug, Clone, Default)]
 pub struct Lineages {
+    /// In order of sessions, and in each session of their numbers.
     pub lineages: Vec<Lineage>,
-    /// Tokens of calls that were set aside: other kinds, superseded, without usage or ids.
+    /// Tokens of calls that were set aside: superseded, or without ids.
     pub set_aside: Vec<Entry>,
+    /// The calls that have expert routing: others' may go on from theirs.
+    pub(super) routed: HashMap<ChoiceId, Arc<Call>>,
+}
+
+impl Lineage {
+    /// Its own calls, oldest first. There is one at least.
+    pub fn own(&self) -> impl DoubleEndedIterator<Item = &LineageCall> {
+        self.calls.iter().filter(|one| one.is_own)
+    }
+
+    /// The first call that is its own: where it begins, or leaves another one.
+    #[must_use]
+    pub fn start(&self) -> &Arc<Call> {
+        let start = self.own().next().or(self.calls.last());
+        &start.expect("a lineage is made of one call at least").call
+    }
+
+    /// The call that its first own one extends, which is another lineage's.
+    #[must_use]
+    pub fn forked_from(&self) -> Option<&Arc<Call>> {
+        self.calls.iter().rev().find(|one| !one.is_own).map(|one| &one.call)
+    }
+}
+
+impl Lineages {
+    /// The lineages of each session.
+    pub fn sessions(&self) -> impl Iterator<Item = &[Lineage]> {
+        self.lineages.chunk_by(|a, b| a.session_id == b.session_id)
+    }
 }
 
 /// Builds the lineages of each session. A call that is given twice counts once.
@@ -39,9 +73,13 @@ pub struct Lineages {
 pub fn lineages(calls: &[Arc<Call>]) -> Lineages {
     let mut seen = HashSet::new();
     let mut sessions: BTreeMap<&SessionId, Vec<&Arc<Call>>> = BTreeMap::new();
+    let mut found = Lineages::default();
     for call in calls {
-        if seen.insert((call.call_id, call.choice_index)) {
+        if seen.insert(call.choice()) {
             sessions.entry(&call.session_id).or_default().push(call);
+            if call.routing.is_some() {
+                found.routed.insert(call.choice(), Arc::clone(call));
+            }
         }
     }
     let mut sessions: Vec<_> = sessions.into_values().collect();
@@ -49,7 +87,6 @@ pub fn lineages(calls: &[Arc<Call>]) -> Lineages {
         calls.sort_by_key(|call| order(call));
     }
     sessions.sort_by_key(|calls| order(calls[0]));
-    let mut found = Lineages::default();
     for calls in sessions {
         of_session(&calls, &mut found);
     }
@@ -57,92 +94,110 @@ pub fn lineages(calls: &[Arc<Call>]) -> Lineages {
 }
 
 /// For naming and ties only.
-fn order(call: &Call) -> impl Ord + use<> {
+pub(super) fn order(call: &Call) -> impl Ord + use<> {
     (call.received_at, call.call_id, call.choice_index)
+}
+
+/// A call of the trie.
+struct Node<'a> {
+    call: &'a Arc<Call>,
+    tokens: Tokens<'a>,
+    verdict: Option<Disposition>,
+}
+
+impl Node<'_> {
+    fn worth(&self) -> Worth {
+        let is_trainable = self.verdict.is_none() && self.call.trainable;
+        Worth { is_whole: self.call.status == CallStatus::Ok, is_trainable }
+    }
 }
 
 fn of_session(calls: &[&Arc<Call>], found: &mut Lineages) {
     let counts = IdCounts::of(calls.iter().map(|call| call.as_ref()));
-    let mut told = HashSet::new();
-    let mut nodes = vec![];
+    let mut told: HashSet<CallId> = HashSet::new();
+    // What was sampled for something else is no turn of the policy's, whatever its tokens are.
+    let mut kinds: Vec<(CallKind, Vec<Node<'_>>)> = vec![];
     for &call in calls {
         let missing = counts.without_ids(call);
         if missing > 0 && told.insert(call.call_id) {
             let entry = Entry::of(call, Disposition::NoIds);
             found.set_aside.push(Entry { tokens: missing, ..entry });
         }
-        let sampled = call.sampled_ids().map_or(0, <[u32]>::len);
-        match (counts.bucket(call), Tokens::of(call)) {
-            _ if sampled == 0 => {}
-            (Some(disposition), _) => found.set_aside.push(Entry::of(call, disposition)),
-            (None, Some(tokens)) => nodes.push((call, tokens)),
-            (None, None) => {
+        if call.sampled_ids().is_none_or(<[u32]>::is_empty) {
+            continue;
+        }
+        let verdict = counts.bucket(call);
+        match (Tokens::of(call), kinds.iter_mut().find(|(kind, _)| *kind == call.kind)) {
+            (Some(tokens), Some((_, nodes))) => nodes.push(Node { call, tokens, verdict }),
+            (Some(tokens), None) => kinds.push((call.kind, vec![Node { call, tokens, verdict }])),
+            (None, _) => {
                 let no_prompt = Disposition::Dropped("no prompt ids".to_owned());
-                found.set_aside.push(Entry::of(call, no_prompt));
+                found.set_aside.push(Entry::of(call, verdict.unwrap_or(no_prompt)));
             }
         }
     }
-    // Of two calls with the same tokens the trainable one is the parent of what follows.
-    nodes.sort_by_key(|(call, _)| !call.trainable);
-    let tokens: Vec<Tokens<'_>> = nodes.iter().map(|&(_, tokens)| tokens).collect();
-    let relations = relate(&tokens);
+    let first = found.lineages.len();
+    for (_, nodes) in &kinds {
+        of_kind(nodes, found);
+    }
+    let own = &mut found.lineages[first..];
+    own.sort_by_key(|lineage| order(lineage.start()));
+    for (index, lineage) in (0..).zip(own) {
+        lineage.index = index;
+    }
+}
+
+fn of_kind(nodes: &[Node<'_>], found: &mut Lineages) {
+    let tokens: Vec<Tokens<'_>> = nodes.iter().map(|node| node.tokens).collect();
+    let relations = relate(&tokens, |index| nodes[index].worth());
     let mut children: HashMap<Option<usize>, Vec<usize>> = HashMap::new();
     let mut is_continued = vec![false; nodes.len()];
-    for parent in relations.parents.iter().flatten() {
-        is_continued[*parent] = true;
+    for (parent, _) in relations.parents.iter().zip(&relations.is_lost).filter(|(_, is_lost)| !**is_lost) {
+        if let Some(parent) = parent {
+            is_continued[*parent] = true;
+        }
     }
     for group in &relations.same_prompt {
+        let left = || group.iter().copied().filter(|&index| !relations.is_lost[index]);
+        let winner = left().max_by_key(|&index| rank(&nodes[index]));
+        let any_continued = left().any(|index| is_continued[index]);
+        let counts = |index: usize| if any_continued { is_continued[index] } else { winner == Some(index) };
         for &index in group {
-            match fate(index, group, &nodes, &is_continued) {
-                Some(disposition) => found.set_aside.push(Entry::of(nodes[index].0, disposition)),
-                None => children.entry(relations.parents[index]).or_default().push(index),
+            let node = &nodes[index];
+            if counts(index) {
+                children.entry(relations.parents[index]).or_default().push(index);
+                continue;
             }
+            // A choice of a call that counts lost to its sister, not to a retry.
+            let is_sister = |&other: &usize| counts(other) && nodes[other].call.call_id == node.call.call_id;
+            let lost = if group.iter().any(is_sister) {
+                Disposition::Dropped("another choice of the call was used".to_owned())
+            } else {
+                Disposition::Superseded
+            };
+            found.set_aside.push(Entry::of(node.call, node.verdict.clone().unwrap_or(lost)));
         }
     }
     for siblings in children.values_mut() {
-        siblings.sort_by_key(|&index| Reverse(order(nodes[index].0)));
+        siblings.sort_by_key(|&index| Reverse(order(nodes[index].call)));
     }
-    let mut walk = Walk { nodes: &nodes, children, next: 0 };
+    let mut walk = Walk { nodes, nearest: &relations.nearest, children };
     walk.run(&mut found.lineages);
 }
 
-/// Why the call at `index` is not the one that counts among those with its prompt; `None` if it counts.
-fn fate(
-    index: usize,
-    group: &[usize],
-    nodes: &[(&Arc<Call>, Tokens<'_>)],
-    is_continued: &[bool],
-) -> Option<Disposition> {
-    let any_continued = group.iter().any(|&other| is_continued[other]);
-    let winner = group.iter().copied().max_by_key(|&other| {
-        let call = nodes[other].0;
-        let first_choice = Reverse(call.choice_index);
-        let ended_well = call.status == CallStatus::Ok;
-        (ended_well, call.trainable, call.received_at, call.call_id, first_choice)
-    });
-    let counts = if any_continued { is_continued[index] } else { winner == Some(index) };
-    if counts {
-        return None;
-    }
-    // A choice of a call that counts lost to its sister, not to a retry.
-    let call_id = nodes[index].0.call_id;
-    let is_sister = group.iter().any(|&other| {
-        let counts = if any_continued { is_continued[other] } else { winner == Some(other) };
-        counts && nodes[other].0.call_id == call_id
-    });
-    Some(if is_sister {
-        Disposition::Dropped("another choice of the call was used".to_owned())
-    } else {
-        Disposition::Superseded
-    })
+/// Of calls with one prompt of which none was continued, the one that ranks highest counts: the last that can be trained.
+fn rank(node: &Node<'_>) -> impl Ord + use<> {
+    let Node { call, verdict, .. } = node;
+    let first_choice = Reverse(call.choice_index);
+    (verdict.is_none(), call.trainable, call.received_at, call.call_id, first_choice)
 }
 
 /// Walks the trees depth first, without recursion: a session may have more turns than a stack has room.
 struct Walk<'a> {
-    nodes: &'a [(&'a Arc<Call>, Tokens<'a>)],
+    nodes: &'a [Node<'a>],
+    nearest: &'a [Option<(usize, usize)>],
     /// Children of each call, last first.
     children: HashMap<Option<usize>, Vec<usize>>,
-    next: u32,
 }
 
 impl Walk<'_> {
@@ -156,7 +211,6 @@ impl Walk<'_> {
                 None => {
                     if own_from < path.len() {
                         found.push(self.lineage(&path, own_from));
-                        self.next += 1;
                     }
                     if path.pop().is_none() {
                         return;
@@ -167,12 +221,19 @@ impl Walk<'_> {
         }
     }
 
+    /// Its number is given when all of the session are there.
     fn lineage(&self, path: &[usize], own_from: usize) -> Lineage {
         let calls = path.iter().enumerate().map(|(depth, &index)| LineageCall {
-            call: Arc::clone(self.nodes[index].0),
+            call: Arc::clone(self.nodes[index].call),
             is_own: depth >= own_from,
+            verdict: self.nodes[index].verdict.clone(),
         });
-        let calls: Vec<LineageCall> = calls.collect();
-        Lineage { session_id: calls[0].call.session_id.clone(), index: self.next, calls }
+        let nearest = self.nearest[path[own_from]];
+        Lineage {
+            session_id: self.nodes[path[0]].call.session_id.clone(),
+            index: 0,
+            calls: calls.collect(),
+            nearest: nearest.map(|(other, tokens)| (self.nodes[other].call.choice(), tokens)),
+        }
     }
 }

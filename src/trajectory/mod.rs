@@ -18,10 +18,22 @@
 //! of one call the same holds, with the first choice for the last.
 
 mod account;
+mod breaks;
+mod check;
+mod conversation;
+mod kinds;
 mod lineage;
-mod prefix;
+mod routing;
 mod sample;
+mod table;
+mod threads;
+mod trie;
 
 pub use account::Entry;
+pub use breaks::{Break, BreakReason, Decode};
+pub use check::Unbalanced;
+pub use kinds::{Kinds, LineageKind};
 pub use lineage::{Lineage, LineageCall, Lineages, lineages};
-pub use sample::{Built, Episode, Unbalanced, samples};
+pub use routing::{Found, Gather};
+pub use sample::{Built, Episode, needs_bodies, samples};
+pub use table::{LineageRow, Parent, ParentBy, table};

@@ -1,11 +1,13 @@
 //! Lineages to samples and the ledger.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
 use super::account::{self, Entry};
+use super::kinds::Kinds;
 use super::lineage::{Lineage, LineageCall, Lineages};
-use crate::record::{Call, CallId, Disposition, EpisodeId, GroupId, Sample, SampleParts};
+use super::routing::Gather;
+use crate::config::{Samples, TrainedLineages};
+use crate::record::{
+    Call, CallSpan, Disposition, EpisodeId, GroupId, Position, RoutedExperts, Sample, SampleParts,
+};
 
 /// Whose tokens these are, for the samples' `episode_id` and `group_id`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,150 +23,156 @@ pub struct Built {
     pub samples: Vec<Sample>,
     /// Each sampled token of the calls, once.
     pub ledger: Vec<Entry>,
+    /// Rows of expert routing that two calls have of one position, and that differ. The first call's are taken.
+    pub differing_rows: u64,
+    /// Samples that have no routing because their calls' is of different shapes.
+    pub mixed_routing: u64,
 }
 
-/// Tokens that are in no bucket, or in two: the sum that law 6 demands is off.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "call {call_id} choice {choice_index}: {sampled} tokens were sampled, {booked} are in the ledger, \
-     {in_samples} are in samples and {trained} are booked as trained"
-)]
-pub struct Unbalanced {
-    pub call_id: CallId,
-    pub choice_index: u16,
-    pub sampled: u64,
-    pub booked: u64,
-    pub in_samples: u64,
-    pub trained: u64,
+/// What one lineage comes to.
+struct Draft {
+    parts: SampleParts,
+    /// In the order of its own calls.
+    entries: Vec<Entry>,
 }
 
-/// Builds one sample a lineage. A call that has not all values the loss needs is context in its lineage's
-/// sample, and its tokens are dropped with the reason.
+impl Draft {
+    fn trained(&self) -> u64 {
+        let trained = self.entries.iter().filter(|entry| entry.disposition == Disposition::Trained);
+        trained.map(|entry| entry.tokens).sum()
+    }
+
+    /// Nothing of it is trained after all.
+    fn give_up(&mut self, disposition: &Disposition) {
+        let behind = [Disposition::Trained, Disposition::OverWindow];
+        for entry in self.entries.iter_mut().filter(|entry| behind.contains(&entry.disposition)) {
+            entry.disposition = disposition.clone();
+        }
+    }
+}
+
+/// Builds one sample a lineage, as `policy` says. A call that has not all values the loss needs is context in its
+/// lineage's sample, and its tokens are dropped with the reason.
+///
+/// Which calls are whose is read from their bodies where `policy` asks for it ([`needs_bodies`]).
 #[must_use]
-pub fn samples(lineages: &Lineages, episode: Option<Episode>) -> Built {
-    let mut built = Built { samples: vec![], ledger: lineages.set_aside.clone() };
-    for lineage in &lineages.lineages {
-        add(lineage, episode, &mut built);
+pub fn samples(lineages: &Lineages, episode: Option<Episode>, policy: &Samples) -> Built {
+    let mut built = Built { ledger: lineages.set_aside.clone(), ..Built::default() };
+    for session in lineages.sessions() {
+        let kinds = needs_bodies(policy).then(|| Kinds::of(session));
+        let mut drafts: Vec<Draft> =
+            session.iter().map(|lineage| draft(lineage, episode, policy, kinds.as_ref())).collect();
+        if policy.lineages == TrainedLineages::Longest {
+            // Of equals the first.
+            let longest = (0..drafts.len()).rev().max_by_key(|&index| drafts[index].trained());
+            let others = drafts.iter_mut().enumerate().filter(|(index, _)| Some(*index) != longest);
+            let reason = Disposition::Dropped("not in the longest lineage".to_owned());
+            others.for_each(|(_, draft)| draft.give_up(&reason));
+        }
+        for (lineage, draft) in session.iter().zip(drafts) {
+            finish(lineages, lineage, draft, &mut built);
+        }
     }
     built
 }
 
-fn add(lineage: &Lineage, episode: Option<Episode>, built: &mut Built) {
-    let mut parts = SampleParts {
+/// Whether [`samples`] by this policy has to know who made which call.
+#[must_use]
+pub fn needs_bodies(policy: &Samples) -> bool {
+    policy.lineages == TrainedLineages::Main || !policy.leave_out.is_empty()
+}
+
+fn draft(lineage: &Lineage, episode: Option<Episode>, policy: &Samples, kinds: Option<&Kinds>) -> Draft {
+    let parts = SampleParts {
         lineage_id: lineage.index,
         episode_id: episode.map(|episode| episode.episode_id),
         group_id: episode.map(|episode| episode.group_id),
         ..SampleParts::default()
     };
-    let mut entries = vec![];
-    for LineageCall { call, is_own } in &lineage.calls {
-        if !is_own {
-            continue;
-        }
-        let disposition = match account::targets(call) {
-            Ok(targets) => {
-                append(&mut parts, call, targets);
-                Disposition::Trained
-            }
-            Err(reason) => Disposition::Dropped(reason),
+    let mut draft = Draft { parts, entries: vec![] };
+    let end = if policy.max_tokens == 0 { usize::MAX } else { policy.max_tokens };
+    for LineageCall { call, verdict, .. } in lineage.own() {
+        let by_kind = || kinds.and_then(|kinds| kinds.left_out(lineage, call, policy));
+        let targets = match verdict.clone().or_else(by_kind) {
+            Some(disposition) => Err(disposition),
+            None => account::targets(call).map_err(Disposition::Dropped),
         };
-        entries.push(Entry::of(call, disposition));
-    }
-    if !parts.call_spans.is_empty() {
-        match Sample::new(parts) {
-            Ok(sample) => built.samples.push(sample),
-            Err(error) => {
-                for entry in &mut entries {
-                    if entry.disposition == Disposition::Trained {
-                        entry.disposition = Disposition::Dropped(error.to_string());
-                    }
-                }
+        match targets {
+            Ok(targets) => {
+                let taken = append(&mut draft.parts, call, targets, end);
+                let all = Entry::of(call, Disposition::Trained);
+                let behind = all.tokens - taken;
+                draft.entries.push(Entry { tokens: taken, ..all });
+                draft.entries.push(Entry { tokens: behind, ..Entry::of(call, Disposition::OverWindow) });
             }
+            Err(disposition) => draft.entries.push(Entry::of(call, disposition)),
         }
     }
-    built.ledger.extend(entries);
+    draft.entries.retain(|entry| entry.tokens > 0);
+    draft
 }
 
-/// Adds the context up to the call's completion and the completion. Every earlier call of the lineage is a
-/// prefix of this one's prompt, so what is there already stays as it is.
-fn append(parts: &mut SampleParts, call: &Call, targets: account::Targets) {
+/// Adds the context up to the call's completion and as much of the completion as stands before `window`; gives how
+/// many tokens that is. Every earlier call of the lineage is a prefix of this one's prompt, so what is there already
+/// stays as it is.
+fn append(parts: &mut SampleParts, call: &Call, targets: account::Targets, window: usize) -> u64 {
     let prompt = call.prompt_token_ids.as_deref().unwrap_or_default();
     let completion = call.sampled_ids().unwrap_or_default();
-    let (start, end) = (prompt.len(), prompt.len() + completion.len());
+    let start = prompt.len();
+    let taken = completion.len().min(window.saturating_sub(start));
+    if taken == 0 {
+        return 0;
+    }
+    let end = start + taken;
     parts.token_ids.extend_from_slice(&prompt[parts.token_ids.len()..]);
     parts.loss_mask.resize(start, false);
     parts.logprobs.resize(start, None);
     parts.weight_version.resize(start, None);
     parts.temperature.resize(start, None);
-    parts.token_ids.extend_from_slice(completion);
+    parts.token_ids.extend_from_slice(&completion[..taken]);
     parts.loss_mask.resize(end, true);
-    parts.logprobs.extend(targets.logprobs.into_iter().map(Some));
-    parts.weight_version.extend(targets.versions.into_iter().map(Some));
+    parts.logprobs.extend(targets.logprobs.into_iter().take(taken).map(Some));
+    parts.weight_version.extend(targets.versions.into_iter().take(taken).map(Some));
     parts.temperature.resize(end, Some(targets.temperature));
-    parts.call_spans.push((call.call_id, start, end));
+    let (start, end) = (Position::new(start), Position::new(end));
+    parts.call_spans.push(CallSpan { choice: call.choice(), start, end });
+    taken as u64
 }
 
-impl Built {
-    /// Proves that each sampled token of `calls` is in the ledger once, and in a sample exactly if it is
-    /// booked as trained. Tokens that the engine reported without ids count as sampled too.
-    ///
-    /// # Errors
-    /// The first call whose sum is off.
-    pub fn check(&self, calls: &[Arc<Call>]) -> Result<(), Unbalanced> {
-        let mut ids: HashMap<(CallId, u16), u64> = HashMap::new();
-        let mut reported: HashMap<CallId, u64> = HashMap::new();
-        for call in calls {
-            let sampled = call.sampled_ids().map_or(0, <[u32]>::len) as u64;
-            ids.insert((call.call_id, call.choice_index), sampled);
-            if let Some(usage) = call.usage {
-                reported.insert(call.call_id, usage.completion_tokens);
-            }
+fn finish(lineages: &Lineages, lineage: &Lineage, mut draft: Draft, built: &mut Built) {
+    if draft.trained() > 0 {
+        let mut parts = std::mem::take(&mut draft.parts);
+        parts.routed_experts = routing(lineages, lineage, parts.token_ids.len(), built);
+        match Sample::new(parts) {
+            Ok(sample) => built.samples.push(sample),
+            Err(error) => draft.give_up(&Disposition::Dropped(error.to_string())),
         }
-        let mut booked: HashMap<(CallId, u16), (u64, u64)> = HashMap::new();
-        let mut without_ids: HashMap<CallId, u64> = HashMap::new();
-        for entry in &self.ledger {
-            if entry.disposition == Disposition::NoIds {
-                *without_ids.entry(entry.call_id).or_default() += entry.tokens;
-                continue;
-            }
-            let (all, trained) = booked.entry((entry.call_id, entry.choice_index)).or_default();
-            *all += entry.tokens;
-            if entry.disposition == Disposition::Trained {
-                *trained += entry.tokens;
-            }
-        }
-        let mut spans: HashMap<CallId, u64> = HashMap::new();
-        for sample in &self.samples {
-            for &(call_id, start, end) in &sample.call_spans {
-                *spans.entry(call_id).or_default() += (end - start) as u64;
-            }
-        }
-        let mut arrived: HashMap<CallId, (u64, u64)> = HashMap::new();
-        for (&(call_id, choice_index), &sampled) in &ids {
-            let (all, trained) = booked.remove(&(call_id, choice_index)).unwrap_or_default();
-            let sums = arrived.entry(call_id).or_default();
-            sums.0 += sampled;
-            sums.1 += trained;
-            if all != sampled {
-                let in_samples = spans.get(&call_id).copied().unwrap_or(0);
-                return Err(Unbalanced { call_id, choice_index, sampled, booked: all, in_samples, trained });
-            }
-        }
-        for (call_id, (sampled, trained)) in arrived {
-            let in_samples = spans.remove(&call_id).unwrap_or(0);
-            let missing = reported.get(&call_id).map_or(0, |all| all.saturating_sub(sampled));
-            let booked_missing = without_ids.get(&call_id).copied().unwrap_or(0);
-            if in_samples != trained || missing != booked_missing {
-                return Err(Unbalanced {
-                    call_id,
-                    choice_index: 0,
-                    sampled: sampled + missing,
-                    booked: sampled + booked_missing,
-                    in_samples,
-                    trained,
-                });
-            }
-        }
-        Ok(())
     }
+    built.ledger.extend(draft.entries);
+}
+
+fn routing(
+    lineages: &Lineages,
+    lineage: &Lineage,
+    tokens: usize,
+    built: &mut Built,
+) -> Option<RoutedExperts> {
+    let mut gather = Gather::new(tokens);
+    for (place, one) in lineage.calls.iter().enumerate() {
+        let (mut next, mut end) = (one.call.routing.as_ref(), None);
+        // Nobody goes on from a later one; a damaged record may.
+        for _ in 0..=lineages.routed.len() {
+            let Some(routing) = next else { break };
+            gather.take(place, routing, end);
+            // Rows that were left out are those of the call it goes on from, which may be in another lineage.
+            let start = Position::new(routing.shape().start as usize);
+            end = Some(end.map_or(start, |end: Position| end.min(start)));
+            let base = routing.base().and_then(|base| lineages.routed.get(&base));
+            next = base.and_then(|base| base.routing.as_ref());
+        }
+    }
+    let found = gather.finish();
+    built.differing_rows += found.differing_rows;
+    built.mixed_routing += u64::from(found.is_mixed);
+    found.experts
 }

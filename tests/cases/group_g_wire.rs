@@ -348,7 +348,7 @@ async fn g14_side_calls_retries_and_unnamed_sessions_are_told_apart() {
     assert_eq!(calls[1].retry_of, Some(calls[0].call_id));
     let built = trained(&calls);
     assert_eq!(built.samples.len(), 1);
-    assert_eq!(built.samples[0].call_spans[0].0, calls[1].call_id);
+    assert_eq!(built.samples[0].call_spans[0].choice, calls[1].choice());
 
     // Nobody named a session: calls that begin alike share one, whose name says that it was derived.
     let setup = Setup::stand_alone(Script::default()).await;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use lego::config::Samples;
 use lego::proxy::ProxyOptions;
 use lego::record::{Call, UpstreamKind};
 use lego::trajectory::{Built, lineages, samples};
@@ -138,7 +139,7 @@ pub fn read(route: &str, stream: &[u8]) -> (String, String, usize) {
 /// What a trainer makes of these calls.
 pub fn trained(calls: &[Call]) -> Built {
     let calls: Vec<Arc<Call>> = calls.iter().cloned().map(Arc::new).collect();
-    let built = samples(&lineages(&calls), None);
+    let built = samples(&lineages(&calls), None, &Samples::default());
     built.check(&calls).expect("every token in one bucket");
     built
 }

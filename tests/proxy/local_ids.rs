@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use lego::config::Samples;
 use lego::proxy::{LocalTokenizer, ProxyOptions};
 use lego::record::{Call, Disposition, IdsSource, UpstreamKind};
 use lego::text::{ChatInput, ChatTemplate, Tokenizer, encode_chat};
@@ -106,7 +107,7 @@ async fn a_gateways_reply_gets_the_ids_of_its_text_marked_and_never_trained() {
         // Whatever a record claims, ids of this source are no target.
         call.trainable = true;
         let calls = [Arc::new(call)];
-        let built = samples(&lineages(&calls), None);
+        let built = samples(&lineages(&calls), None, &Samples::default());
         built.check(&calls).expect("every token in one bucket");
         assert!(built.samples.is_empty());
         let booked: Vec<_> =

@@ -1,5 +1,6 @@
-//! The serving routes: vLLM's shapes, key for key, over a model that knows two replies by heart.
+//! The serving routes: vLLM's shapes, key for key, over a model that knows three replies by heart.
 
 mod chat;
 mod other;
+mod parsing;
 mod support;

@@ -1,4 +1,4 @@
-//! A model that knows two replies by heart, and how to ask it.
+//! A model that knows three replies by heart, and how to ask it.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
 pub const HELLO: &str = "Hello é 🎉!";
+pub const THOUGHT: &str = "<think>\nHm.\n</think>\n\nNo.";
 pub const CALLS: &str = "I'll look.\n<tool_call>\n{\"name\": \"shell\", \"arguments\": {\"command\": \"ls\"}}\n</tool_call>\n\
                      <tool_call>\n{\"name\": \"read\", \"arguments\": {\"path\":\"a\"}}\n</tool_call>";
 
@@ -38,7 +39,8 @@ pub fn messages(text: &str) -> Vec<Value> {
     vec![json!({"role": "user", "content": text})]
 }
 
-/// The golden checkpoint, trained until greedy decoding gives [`HELLO`] to "hi", and [`CALLS`] to "go" with tools.
+/// The golden checkpoint, trained until greedy decoding gives [`HELLO`] to "hi", [`THOUGHT`] to "why", and [`CALLS`] to
+/// "go" with tools.
 pub fn model() -> Arc<Model> {
     static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
     MODEL.get_or_init(|| Arc::new(memorise())).clone()
@@ -62,19 +64,24 @@ pub fn memorise() -> Model {
     let tokenizer = Tokenizer::load(&text_folder()).expect("tokenizer");
     let template = ChatTemplate::load(&text_folder()).expect("template");
     let tools = tools();
-    let sequences: Vec<(usize, Vec<u32>)> = [("hi", None, HELLO), ("go", Some(&tools[..]), CALLS)]
-        .into_iter()
-        .map(|(text, tools, reply)| {
-            let messages = messages(text);
-            let input =
-                ChatInput { messages: &messages, tools, add_generation_prompt: true, template_kwargs: None };
-            let mut ids = encode_chat(&tokenizer, &template, &input).expect("encodes");
-            let prompt = ids.len();
-            ids.extend(tokenizer.encode(reply).expect("encodes"));
-            ids.extend(tokenizer.eos_token_ids());
-            (prompt, ids)
-        })
-        .collect();
+    let sequences: Vec<(usize, Vec<u32>)> =
+        [("hi", None, HELLO), ("why", None, THOUGHT), ("go", Some(&tools[..]), CALLS)]
+            .into_iter()
+            .map(|(text, tools, reply)| {
+                let messages = messages(text);
+                let input = ChatInput {
+                    messages: &messages,
+                    tools,
+                    add_generation_prompt: true,
+                    template_kwargs: None,
+                };
+                let mut ids = encode_chat(&tokenizer, &template, &input).expect("encodes");
+                let prompt = ids.len();
+                ids.extend(tokenizer.encode(reply).expect("encodes"));
+                ids.extend(tokenizer.eos_token_ids());
+                (prompt, ids)
+            })
+            .collect();
     let ids: Vec<&[u32]> = sequences.iter().map(|(_, ids)| ids.as_slice()).collect();
     let pool = Pool::new(2);
     let mut gradients = model.gradients();
@@ -99,10 +106,20 @@ pub fn memorise() -> Model {
         let total = gradients.total().to_vec();
         model.update(|parameters| adamw(parameters, &total, &mut m, &mut v, &options, step, 1.0));
     }
-    panic!("the model did not learn two replies by heart");
+    panic!("the model did not learn its replies by heart");
 }
 
 pub fn state() -> ServeState {
+    let template = template();
+    let forms = Forms::of_template(template.source());
+    state_with(template, forms)
+}
+
+pub fn template() -> ChatTemplate {
+    ChatTemplate::load(&text_folder()).expect("template")
+}
+
+pub fn state_with(template: ChatTemplate, forms: Forms) -> ServeState {
     let model = model();
     let options = EngineOptions {
         max_batch: 4,
@@ -112,8 +129,6 @@ pub fn state() -> ServeState {
         ..EngineOptions::for_model(&model)
     };
     let engine = Engine::start(model, options).expect("starts");
-    let template = ChatTemplate::load(&text_folder()).expect("template");
-    let forms = Forms::of_template(template.source());
     ServeState::new(
         engine,
         Arc::new(Tokenizer::load(&text_folder()).expect("tokenizer")),

@@ -121,6 +121,12 @@ fn tell(path: &std::path::Path, counts: &Counts) {
     if counts.routing_lost > 0 {
         errln!("  expert routing is not all there: {}", count(counts.routing_lost, "row", "rows"));
     }
+    if counts.differing_rows > 0 {
+        errln!(
+            "  expert routing of one position differs between two calls: {} of positions; the first call's are written",
+            count(counts.differing_rows, "row", "rows")
+        );
+    }
     for note in &counts.notes {
         errln!("  note: {note}");
     }

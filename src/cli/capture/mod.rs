@@ -5,11 +5,13 @@ mod answer;
 mod compact;
 mod export;
 mod ledger;
+mod lineages;
 mod list;
 mod prune;
 mod show;
 mod sql;
 mod tail;
+mod texts;
 mod turns;
 mod verify;
 
@@ -46,6 +48,8 @@ enum Command {
     Verify(verify::Args),
     /// Where every sampled token went; if that does not add up, the calls are listed, and the exit code is 1.
     Ledger(ledger::Args),
+    /// Which calls go on from which, whose they are, and why a history was rewritten (docs/lineages.md).
+    Lineages(lineages::Args),
     /// Ask in SQL: `SELECT session_id, count(*) FROM calls GROUP BY 1` (docs/sql.md).
     Sql(sql::Args),
     /// Write calls in the form of another trainer, or of a conversation data set.
@@ -162,6 +166,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Command::Tail(args) => tail::run(&mut out, args),
         Command::Verify(args) => verify::run(&mut out, args),
         Command::Ledger(args) => ledger::run(&mut out, args),
+        Command::Lineages(args) => lineages::run(&mut out, args),
         Command::Sql(args) => sql::run(&mut out, args),
         Command::Export(args) => export::run(&mut out, args),
         Command::Prune(args) => prune::run(&mut out, args),

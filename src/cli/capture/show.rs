@@ -1,17 +1,19 @@
 //! `lego capture show`.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io::Write;
-use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 
+use super::lineages::comes_from;
+use super::texts::Texts;
 use super::turns::{Sent, Turn, turns};
 use super::{ShowArgs, captures, load, time};
 use crate::capture::Query;
-use crate::config::{Config, Environment};
-use crate::record::{Call, IdsSource, UpstreamKind};
-use crate::text::Tokenizer;
+use crate::record::{Call, CallId, IdsSource};
+use crate::trajectory::{self, Decode, Lineage, LineageRow};
 
 /// In the place of what is null in the record.
 const UNKNOWN: &str = "unknown";
@@ -32,16 +34,24 @@ pub fn show(out: &mut dyn Write, args: &ShowArgs) -> anyhow::Result<()> {
         "no session or call {id} in {}: `lego capture ls` lists them",
         dir.shown()
     );
-    let texts = match (args.tokens && !args.json, &args.tokenizer) {
-        (false, _) => None,
-        (true, Some(folder)) => Some(Texts { tokenizer: Tokenizer::load(folder)?, is_of_run: false }),
-        (true, None) => of_run(dir.dir()),
+    let texts = if args.json { None } else { Texts::find(args.tokenizer.as_deref(), dir.dir())? };
+    let calls: Vec<Arc<Call>> = calls.into_iter().map(Arc::new).collect();
+    let beginnings = if args.json {
+        HashMap::new()
+    } else if calls[0].session_id.as_str() == id {
+        beginnings(&calls, texts.as_ref())
+    } else {
+        let session = load(&dir, Query::session(calls[0].session_id.clone()))?;
+        beginnings(&session.into_iter().map(Arc::new).collect::<Vec<_>>(), texts.as_ref())
     };
     let mut before = Vec::new();
     for call in &calls {
         if args.json {
-            writeln!(out, "{}", serde_json::to_string(call)?)?;
+            writeln!(out, "{}", serde_json::to_string(&**call)?)?;
             continue;
+        }
+        if let Some(row) = beginnings.get(&call.call_id).filter(|_| call.choice_index == 0) {
+            writeln!(out, "══ lineage {} · {} · {}", row.index, row.kind.as_str(), comes_from(row))?;
         }
         let now = show_call(out, call, &before)?;
         if args.tokens {
@@ -55,37 +65,19 @@ pub fn show(out: &mut dyn Write, args: &ShowArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The texts of ids.
-struct Texts {
-    tokenizer: Tokenizer,
-    /// It is that of the run's policy, which the embedded engine served.
-    is_of_run: bool,
-}
-
-impl Texts {
-    /// Ids of another tokenizer would get the wrong texts.
-    fn fits(&self, call: &Call) -> bool {
-        let is_same = call.tokenizer_sha256.as_ref().is_none_or(|sha256| sha256 == self.tokenizer.sha256());
-        is_same && (!self.is_of_run || call.upstream_kind == UpstreamKind::Embedded)
-    }
-
-    fn of(&self, id: u32) -> String {
-        let bytes = self.tokenizer.token_bytes(id);
-        match std::str::from_utf8(bytes) {
-            Ok("") => "(not in this tokenizer)".to_owned(),
-            Ok(text) => format!("{text:?}"),
-            // A part of a character.
-            Err(_) => format!("b\"{}\"", bytes.escape_ascii()),
-        }
-    }
-}
-
-/// The tokenizer of the policy whose run these captures are of.
-fn of_run(captures: &Path) -> Option<Texts> {
-    let path = captures.parent()?.join("config.resolved.toml");
-    let config = Config::load_resolved(&path, Environment::from_process()).ok()?;
-    let tokenizer = Tokenizer::load(config.model_path()).ok()?;
-    Some(Texts { tokenizer, is_of_run: true })
+/// What the lineages that begin in a session are, by their first calls. One that has the session to itself says nothing.
+fn beginnings(calls: &[Arc<Call>], texts: Option<&Texts>) -> HashMap<CallId, LineageRow> {
+    let found = trajectory::lineages(calls);
+    let of = |session: &[Lineage]| {
+        let fits =
+            |lineage: &Lineage| lineage.calls.iter().all(|one| texts.is_some_and(|of| of.fits(&one.call)));
+        let decode = |ids: &[u32]| texts.map(|of| of.tokenizer.decode(ids, false)).unwrap_or_default();
+        let decode: Option<Decode<'_>> = session.iter().all(fits).then_some(&decode);
+        trajectory::table(session, decode)
+    };
+    let rows: Vec<LineageRow> = found.sessions().flat_map(of).collect();
+    let is_told = rows.len() > 1;
+    rows.into_iter().filter(|_| is_told).map(|row| (row.first_call_id, row)).collect()
 }
 
 /// Prints one call; what the call before had too is only counted. Returns what it was asked.

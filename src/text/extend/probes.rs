@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-/// In every text of a probe that is not the template's own.
+/// At the end of every text of a probe that is not the template's own: what two texts share at their beginning may not
+/// hide it.
 pub(super) const PROBE: &str = "probe";
 
 /// The forms that a template must be able to continue one of, or it is of no use here.
@@ -22,8 +23,8 @@ pub(super) struct Probe {
     pub(super) last_words: &'static str,
 }
 
-const ANSWER: &str = "probe answer";
-const VALUE: &str = "probe value";
+const ANSWER: &str = "answer probe";
+const VALUE: &str = "value probe";
 
 /// The probes, those of one form together: every form of turn, followed by every form of new messages, alone and behind a longer history, each
 /// with and without system text and tools.
@@ -31,7 +32,7 @@ pub(super) fn probes() -> Vec<Probe> {
     let answers = [("an answer", answer())];
     let called = [
         ("a call", calls(1, "")),
-        ("a call with words", calls(1, "probe words")),
+        ("a call with words", calls(1, "words probe")),
         ("two calls", calls(2, "")),
     ];
     let histories = [
@@ -85,7 +86,7 @@ pub(super) fn probes() -> Vec<Probe> {
         for (has_system, has_tools) in
             variants.into_iter().filter(|(system, tools)| is_short || system == tools)
         {
-            let system = has_system.then(|| json!({"role": "system", "content": "probe system"}));
+            let system = has_system.then(|| json!({"role": "system", "content": "system probe"}));
             let with = match (has_system, has_tools) {
                 (false, false) => "",
                 (true, false) => " (with system text)",
@@ -111,11 +112,11 @@ fn after_answers() -> Vec<(&'static str, Vec<Value>)> {
         ("two questions", vec![question(3), question(4)]),
         (
             "a system message and a question",
-            vec![json!({"role": "system", "content": "probe reminder"}), question(3)],
+            vec![json!({"role": "system", "content": "reminder probe"}), question(3)],
         ),
         (
             "a question and a system message",
-            vec![question(3), json!({"role": "system", "content": "probe reminder"})],
+            vec![question(3), json!({"role": "system", "content": "reminder probe"})],
         ),
         ("nothing new", vec![]),
     ]
@@ -127,13 +128,13 @@ fn after_calls(count: usize) -> Vec<(&'static str, Vec<Value>)> {
     vec![
         ("results", results.clone()),
         ("results and a question", and(question(3))),
-        ("results and a system message", and(json!({"role": "system", "content": "probe reminder"}))),
+        ("results and a system message", and(json!({"role": "system", "content": "reminder probe"}))),
         ("a question", vec![question(3)]),
     ]
 }
 
 fn question(number: usize) -> Value {
-    json!({"role": "user", "content": format!("probe question {number}")})
+    json!({"role": "user", "content": format!("question {number} probe")})
 }
 
 fn answer() -> Value {
@@ -141,27 +142,27 @@ fn answer() -> Value {
 }
 
 fn reasoned(mut turn: Value) -> Value {
-    turn["reasoning_content"] = json!("probe reasoning");
+    turn["reasoning_content"] = json!("reasoning probe");
     turn
 }
 
 fn calls(count: usize, content: &str) -> Value {
     let calls: Vec<Value> = (1..=count)
         .map(|number| {
-            json!({"id": format!("probe{number:04}"), "type": "function",
-                "function": {"name": "probe_tool", "arguments": "{\"probe_key\": \"probe value\"}"}})
+            json!({"id": format!("c{number:03}probe"), "type": "function",
+                "function": {"name": "tool_probe", "arguments": "{\"key_probe\": \"value probe\"}"}})
         })
         .collect();
     json!({"role": "assistant", "content": content, "tool_calls": calls})
 }
 
 fn result(number: usize) -> Value {
-    json!({"role": "tool", "name": "probe_tool", "tool_call_id": format!("probe{number:04}"),
-        "content": format!("probe result {number}")})
+    json!({"role": "tool", "name": "tool_probe", "tool_call_id": format!("c{number:03}probe"),
+        "content": format!("result {number} probe")})
 }
 
 fn tools() -> Vec<Value> {
-    vec![json!({"type": "function", "function": {"name": "probe_tool", "description": "probe description",
-        "parameters": {"type": "object", "properties": {"probe_key": {"type": "string", "description": "probe parameter"}},
-            "required": ["probe_key"]}}})]
+    vec![json!({"type": "function", "function": {"name": "tool_probe", "description": "description probe",
+        "parameters": {"type": "object", "properties": {"key_probe": {"type": "string", "description": "parameter probe"}},
+            "required": ["key_probe"]}}})]
 }

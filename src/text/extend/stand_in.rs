@@ -74,10 +74,11 @@ impl StandIns {
             });
             let text = fields.get("content").and_then(Value::as_str).unwrap_or_default();
             let is_silent = text.trim().is_empty();
-            let content = if turn.has_calls && is_silent { String::new() } else { self.content_word(number) };
-            fields.insert("content".to_owned(), Value::from(content));
+            if !(turn.has_calls && is_silent) {
+                fields.insert("content".to_owned(), Value::from(self.content_word(number)));
+            }
             for call in fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
-                let function = call["function"].as_object_mut().ok_or(turn.index)?;
+                let function = call.get_mut("function").and_then(Value::as_object_mut).ok_or(turn.index)?;
                 function.insert("arguments".to_owned(), self.arguments(number, template));
             }
         }
@@ -87,7 +88,7 @@ impl StandIns {
     fn arguments(&self, turn: usize, template: &ChatTemplate) -> Value {
         let word = self.arguments_word(turn);
         let arguments = Map::from_iter([(word.clone(), json!(word))]);
-        if template.reads_argument_text() {
+        if template.call_form().arguments_are_text {
             Value::from(format!("{{\"{word}\": \"{word}\"}}"))
         } else {
             Value::Object(arguments)

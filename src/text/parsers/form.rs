@@ -5,7 +5,7 @@ use std::str::FromStr;
 use super::schemas::ToolSchemas;
 use super::sink::{Malformation, Sink};
 use super::window::{Tags, Window};
-use super::{deepseek, glm45, hermes, kimi_k2, llama3_json, mistral, qwen3_coder};
+use super::{deepseek, glm45, harmony, hermes, kimi_k2, llama3_json, mistral, qwen3_coder};
 
 /// A form of tool calls. The names are those of vLLM's `--tool-call-parser`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,11 +27,13 @@ pub enum ToolForm {
     KimiK2,
     /// `<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM 4.5.
     Glm45,
+    /// Messages in channels, calls as messages to `functions.name`: gpt-oss.
+    Harmony,
 }
 
 impl ToolForm {
     /// All forms.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Hermes,
         Self::Qwen3Coder,
         Self::Llama3Json,
@@ -40,6 +42,7 @@ impl ToolForm {
         Self::DeepSeekV31,
         Self::KimiK2,
         Self::Glm45,
+        Self::Harmony,
     ];
 
     /// vLLM's name for it.
@@ -54,6 +57,7 @@ impl ToolForm {
             Self::DeepSeekV31 => "deepseek_v31",
             Self::KimiK2 => "kimi_k2",
             Self::Glm45 => "glm45",
+            Self::Harmony => "openai",
         }
     }
 
@@ -81,12 +85,14 @@ impl ToolForm {
             Some(Self::Mistral)
         } else if has("<|start_header_id|>") && has("\"parameters\"") {
             Some(Self::Llama3Json)
+        } else if is_harmony(source) {
+            Some(Self::Harmony)
         } else {
             None
         }
     }
 
-    pub(super) fn parser(self, schemas: &ToolSchemas) -> Box<dyn CallParser> {
+    fn parser(self, schemas: &ToolSchemas) -> Box<dyn CallParser> {
         match self {
             Self::Hermes => Box::new(hermes::Hermes::new()),
             Self::Qwen3Coder => Box::new(qwen3_coder::Qwen3Coder::new(schemas)),
@@ -96,8 +102,13 @@ impl ToolForm {
             Self::DeepSeekV31 => Box::new(deepseek::v31()),
             Self::KimiK2 => Box::new(kimi_k2::new()),
             Self::Glm45 => Box::new(glm45::Glm45::new(schemas)),
+            Self::Harmony => Box::new(harmony::Harmony::new(true, false)),
         }
     }
+}
+
+fn is_harmony(source: &str) -> bool {
+    ["<|start|>", "<|channel|>", "<|message|>"].into_iter().all(|tag| source.contains(tag))
 }
 
 /// A form of reasoning. The names are those of vLLM's `--reasoning-parser`.
@@ -111,11 +122,13 @@ pub enum ReasoningForm {
     Glm45,
     /// `[THINK]…[/THINK]`.
     Mistral,
+    /// The channel `analysis`: gpt-oss.
+    Harmony,
 }
 
 impl ReasoningForm {
     /// All forms.
-    pub const ALL: [Self; 4] = [Self::Qwen3, Self::DeepSeekR1, Self::Glm45, Self::Mistral];
+    pub const ALL: [Self; 5] = [Self::Qwen3, Self::DeepSeekR1, Self::Glm45, Self::Mistral, Self::Harmony];
 
     /// vLLM's name for it.
     #[must_use]
@@ -125,6 +138,7 @@ impl ReasoningForm {
             Self::DeepSeekR1 => "deepseek_r1",
             Self::Glm45 => "glm45",
             Self::Mistral => "mistral",
+            Self::Harmony => "openai_gptoss",
         }
     }
 
@@ -134,6 +148,8 @@ impl ReasoningForm {
         let has = |text: &str| source.contains(text);
         if has("[THINK]") && has("[/THINK]") {
             Some(Self::Mistral)
+        } else if is_harmony(source) {
+            Some(Self::Harmony)
         } else if !(has("<think>") && has("</think>")) {
             None
         } else if has("[gMASK]") {
@@ -148,7 +164,7 @@ impl ReasoningForm {
     /// Whether a prompt ends within a reasoning block that the template opened: what is sampled goes on with it.
     #[must_use]
     pub fn is_open_at_end(self, prompt: &str) -> bool {
-        prompt.trim_end().ends_with(self.open()[0])
+        self.open().iter().any(|tag| prompt.trim_end().ends_with(tag))
     }
 
     /// Its tags.
@@ -159,6 +175,7 @@ impl ReasoningForm {
     pub(super) fn open(self) -> Tags {
         match self {
             Self::Mistral => &["[THINK]"],
+            Self::Harmony => &[],
             Self::Qwen3 | Self::DeepSeekR1 | Self::Glm45 => &["<think>"],
         }
     }
@@ -166,6 +183,7 @@ impl ReasoningForm {
     pub(super) fn close(self) -> Tags {
         match self {
             Self::Mistral => &["[/THINK]"],
+            Self::Harmony => &[],
             Self::Qwen3 | Self::DeepSeekR1 | Self::Glm45 => &["</think>"],
         }
     }
@@ -180,7 +198,7 @@ impl ReasoningForm {
         match self {
             Self::Qwen3 => 2,
             Self::Glm45 => 1,
-            Self::DeepSeekR1 | Self::Mistral => 0,
+            Self::DeepSeekR1 | Self::Mistral | Self::Harmony => 0,
         }
     }
 }
@@ -199,6 +217,16 @@ impl Forms {
     #[must_use]
     pub fn of_template(source: &str) -> Self {
         Self { tools: ToolForm::of_template(source), reasoning: ReasoningForm::of_template(source) }
+    }
+
+    /// What reads the calls, and all of the reply where the form is one of whole replies.
+    pub(super) fn parser(self, schemas: &ToolSchemas) -> Option<Box<dyn CallParser>> {
+        match self.tools {
+            Some(ToolForm::Harmony) | None if self.reasoning == Some(ReasoningForm::Harmony) => {
+                Some(Box::new(harmony::Harmony::new(self.tools.is_some(), true)))
+            }
+            tools => tools.map(|form| form.parser(schemas)),
+        }
     }
 }
 
@@ -262,6 +290,11 @@ pub(super) trait CallParser: std::fmt::Debug + Send + Sync {
 
     /// Whether a reply that begins with `{` is a call without a tag.
     fn opens_bare(&self) -> bool {
+        false
+    }
+
+    /// Whether the form is one of whole replies: it reads all text.
+    fn reads_all(&self) -> bool {
         false
     }
 

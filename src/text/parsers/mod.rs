@@ -37,6 +37,7 @@ mod call_object;
 mod deepseek;
 mod form;
 mod glm45;
+mod harmony;
 mod hermes;
 mod json;
 mod kimi_k2;
@@ -55,6 +56,3 @@ pub use reply::ReplyParser;
 pub use schemas::ToolSchemas;
 pub use sink::{Malformation, ReplyEvent};
 pub use window::Piece;
-
-#[cfg(test)]
-mod tests;

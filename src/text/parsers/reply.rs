@@ -1,6 +1,6 @@
 //! A whole reply: reasoning, text, calls.
 
-use super::form::{CallParser, ReasoningForm, Step, ToolForm};
+use super::form::{CallParser, Forms, ReasoningForm, Step, ToolForm};
 use super::schemas::ToolSchemas;
 use super::sink::{Malformation, ReplyEvent, Sink};
 use super::window::{Next, Piece, Tags, Window, is_space};
@@ -49,13 +49,16 @@ impl ReplyParser {
         starts_in_reasoning: bool,
         schemas: &ToolSchemas,
     ) -> Self {
+        let calls = Forms { tools, reasoning }.parser(schemas);
+        let reads_all = calls.as_ref().is_some_and(|calls| calls.reads_all());
+        let before_text = reasoning.filter(|form| !form.open().is_empty());
         Self {
             window: Window::default(),
             sink: Sink::default(),
-            calls: tools.map(|form| form.parser(schemas)),
+            calls,
             reasoning,
             starts_in_reasoning,
-            state: reasoning.map_or(State::Start, State::Opening),
+            state: if reads_all { State::Call } else { before_text.map_or(State::Start, State::Opening) },
             is_after_call: false,
             is_bare: false,
         }
@@ -84,6 +87,12 @@ impl ReplyParser {
         self.sink.ended() as usize
     }
 
+    /// How many bytes were looked at or moved so far: a small multiple of the text, however it came.
+    #[must_use]
+    pub fn work(&self) -> usize {
+        self.window.work()
+    }
+
     /// Takes the next text; appends to `events` what is certain by then.
     pub fn push(&mut self, piece: Piece<'_>, events: &mut Vec<ReplyEvent>) {
         self.window.push(piece);
@@ -94,12 +103,6 @@ impl ReplyParser {
     pub fn finish(&mut self, events: &mut Vec<ReplyEvent>) {
         self.window.end();
         self.read(events);
-    }
-
-    /// Bytes looked at or moved so far.
-    #[cfg(test)]
-    pub fn work(&self) -> usize {
-        self.window.work
     }
 
     fn read(&mut self, events: &mut Vec<ReplyEvent>) {

@@ -61,9 +61,8 @@ pub(super) struct Window {
     controls: VecDeque<Range<usize>>,
     /// Tags that count only as control tokens.
     token_tags: Vec<&'static str>,
-    /// Bytes looked at or moved, for the tests.
-    #[cfg(test)]
-    pub work: usize,
+    /// Bytes looked at or moved.
+    work: usize,
 }
 
 impl Window {
@@ -207,15 +206,13 @@ impl Window {
             .is_ok_and(|index| self.controls[index] == range)
     }
 
-    #[cfg_attr(
-        not(test),
-        expect(clippy::unused_self, clippy::needless_pass_by_ref_mut, reason = "counts in tests")
-    )]
-    pub fn count(&mut self, _bytes: usize) {
-        #[cfg(test)]
-        {
-            self.work += _bytes;
-        }
+    /// Bytes looked at or moved so far.
+    pub fn work(&self) -> usize {
+        self.work
+    }
+
+    pub fn count(&mut self, bytes: usize) {
+        self.work += bytes;
     }
 }
 

@@ -1,16 +1,14 @@
-//! From calls to samples: every sampled token once, in the context it was sampled in, whatever the harness did.
-
-#[path = "common/calls.rs"]
-mod calls;
+//! Lineages by tokens alone: turns, retries, choices, forks, and what cannot be trained.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use lego::record::{Call, CallId, CallKind, Disposition, IdsSource, WeightSpan};
+use lego::config::Samples;
+use lego::record::{Call, CallId, CallKind, ChoiceId, Disposition, IdsSource, WeightSpan};
 use lego::trajectory::{Built, Lineages, lineages, samples};
 use proptest::prelude::*;
 
-use calls::{call, failed_call};
+use crate::calls::{call, failed_call};
 
 /// Calls of one session, in time.
 #[derive(Default)]
@@ -32,7 +30,7 @@ impl Session {
 
     fn build(&self) -> (Lineages, Built) {
         let found = lineages(&self.0);
-        let built = samples(&found, None);
+        let built = samples(&found, None, &Samples::default());
         built.check(&self.0).expect("every token in one bucket");
         (found, built)
     }
@@ -114,7 +112,7 @@ fn the_same_tokens_twice_are_trained_once() {
     let (_, built) = session.build();
     assert_eq!(targets(&built), [vec![(2, 3), (4, 5)]]);
     let doubled: Vec<_> = session.0.iter().chain(&session.0).cloned().collect();
-    assert_eq!(samples(&lineages(&doubled), None).samples, built.samples);
+    assert_eq!(samples(&lineages(&doubled), None, &Samples::default()).samples, built.samples);
 }
 
 #[test]
@@ -190,7 +188,7 @@ fn sessions_never_mix() {
     let mut second = call("b", &[1, 2, 3], &[4]);
     second.received_at += 1;
     let both = [first, Arc::new(second)];
-    let built = samples(&lineages(&both), None);
+    let built = samples(&lineages(&both), None, &Samples::default());
     assert_eq!(targets(&built), [vec![(1, 2)], vec![(3, 4)]]);
     assert_eq!([built.samples[0].lineage_id, built.samples[1].lineage_id], [0, 0]);
 }
@@ -264,14 +262,14 @@ proptest! {
     ) {
         let calls = play(turns);
         let found = lineages(&calls);
-        let built = samples(&found, None);
+        let built = samples(&found, None, &Samples::default());
         prop_assert!(built.check(&calls).is_ok(), "{:?}", built.check(&calls));
 
         // Exactly the context each token was sampled in.
-        let by_id: HashMap<CallId, &Arc<Call>> = calls.iter().map(|c| (c.call_id, c)).collect();
+        let by_id: HashMap<ChoiceId, &Arc<Call>> = calls.iter().map(|c| (c.choice(), c)).collect();
         for sample in &built.samples {
-            for &(id, start, end) in &sample.call_spans {
-                let call = by_id[&id];
+            for span in &sample.call_spans {
+                let (call, start, end) = (by_id[&span.choice], span.start.index(), span.end.index());
                 prop_assert_eq!(Some(&sample.token_ids[..start]), call.prompt_token_ids.as_deref());
                 prop_assert_eq!(Some(&sample.token_ids[start..end]), call.completion_token_ids.as_deref());
             }
@@ -285,6 +283,7 @@ proptest! {
                 let parent = ends(&pair[0].call);
                 prop_assert!(prompt.starts_with(&parent));
                 let in_tree = found.lineages.iter().flat_map(|l| &l.calls);
+                let in_tree = in_tree.filter(|c| c.call.kind == pair[1].call.kind);
                 let longest = in_tree.map(|c| ends(&c.call)).filter(|e| prompt.starts_with(e)).map(|e| e.len()).max();
                 prop_assert_eq!(longest, Some(parent.len()));
             }
@@ -297,7 +296,7 @@ proptest! {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             shuffled.swap(i, (state >> 33) as usize % (i + 1));
         }
-        let again = samples(&lineages(&shuffled), None);
+        let again = samples(&lineages(&shuffled), None, &Samples::default());
         prop_assert_eq!(&again.samples, &built.samples);
         let sorted = |built: &Built| {
             let mut entries: Vec<String> = built.ledger.iter().map(|e| format!("{e:?}")).collect();

@@ -1,160 +1,12 @@
-//! What must hold of every form: nothing lost, cuts do not matter, the work is linear.
+//! What must hold of every form of replies: nothing lost, cuts do not matter, the work is linear.
 
+#[path = "../fuzz/targets/mod.rs"]
+#[expect(dead_code, reason = "one target's checks of all")]
+mod targets;
+
+use lego::text::parsers::{Piece, ReasoningForm, ReplyEvent, ToolForm};
 use proptest::prelude::*;
-use serde_json::{Value, json};
-
-use super::*;
-
-fn schemas() -> ToolSchemas {
-    let parameters = json!({"type": "object", "properties": {
-        "text": {"type": "string"}, "count": {"type": "integer"}, "list": {"type": "array"},
-        "note": {"type": ["string", "null"]},
-    }});
-    ToolSchemas::new(&[json!({"type": "function", "function": {"name": "f", "parameters": parameters}})])
-}
-
-/// How a reply is read.
-#[derive(Debug, Clone, Copy)]
-struct Way {
-    tools: Option<ToolForm>,
-    reasoning: Option<ReasoningForm>,
-    starts_in_reasoning: bool,
-    is_whole: bool,
-    needs_tokens: bool,
-}
-
-impl Way {
-    fn of(tools: ToolForm) -> Self {
-        Self {
-            tools: Some(tools),
-            reasoning: None,
-            starts_in_reasoning: false,
-            is_whole: false,
-            needs_tokens: false,
-        }
-    }
-
-    fn parser(self) -> ReplyParser {
-        let parser = ReplyParser::new(self.tools, self.reasoning, self.starts_in_reasoning, &schemas());
-        let parser = if self.is_whole { parser.with_whole_calls() } else { parser };
-        if self.needs_tokens { parser.with_token_tags(|_| true) } else { parser }
-    }
-
-    /// All events, neighbouring ones of a kind joined.
-    fn read<'a>(self, pieces: impl IntoIterator<Item = Piece<'a>>) -> Vec<ReplyEvent> {
-        let mut parser = self.parser();
-        let mut all = Vec::new();
-        let mut events = Vec::new();
-        for piece in pieces {
-            parser.push(piece, &mut events);
-            events.drain(..).for_each(|event| join(&mut all, event));
-        }
-        parser.finish(&mut events);
-        events.drain(..).for_each(|event| join(&mut all, event));
-        all
-    }
-}
-
-fn join(all: &mut Vec<ReplyEvent>, event: ReplyEvent) {
-    match (all.last_mut(), event) {
-        (Some(ReplyEvent::Text(last)), ReplyEvent::Text(text))
-        | (Some(ReplyEvent::Reasoning(last)), ReplyEvent::Reasoning(text))
-        | (Some(ReplyEvent::Markup(last)), ReplyEvent::Markup(text)) => last.push_str(&text),
-        (
-            Some(ReplyEvent::CallArguments { index: last_index, text: last }),
-            ReplyEvent::CallArguments { index, text },
-        ) if *last_index == index => last.push_str(&text),
-        (_, event) => all.push(event),
-    }
-}
-
-/// The sampled text that the events stand for. Calls are cut out of `sampled` by their spans.
-fn restored(events: &[ReplyEvent], sampled: &str) -> String {
-    let mut text = String::new();
-    for event in events {
-        match event {
-            ReplyEvent::Text(part) | ReplyEvent::Reasoning(part) | ReplyEvent::Markup(part) => text += part,
-            ReplyEvent::CallEnd { span, .. } => {
-                assert_eq!(span.start, text.len());
-                text += &sampled[span.clone()];
-            }
-            ReplyEvent::Malformed { span, raw, .. } => {
-                assert_eq!(span.start, text.len());
-                assert_eq!(raw, &sampled[span.clone()]);
-                text += raw;
-            }
-            ReplyEvent::CallStart { .. } | ReplyEvent::CallArguments { .. } => {}
-        }
-    }
-    text
-}
-
-/// Calls start, get arguments and end in order; ended ones have a JSON object, in the JSON forms sampled bytes.
-fn check_calls(way: Way, events: &[ReplyEvent], sampled: &str) {
-    let mut open: Option<(u32, String)> = None;
-    let mut next = 0;
-    for event in events {
-        match event {
-            ReplyEvent::CallStart { index, name, .. } => {
-                assert!(open.is_none() && *index == next && !name.is_empty(), "{events:?}");
-                open = Some((*index, String::new()));
-                next += 1;
-            }
-            ReplyEvent::CallArguments { index, text } => {
-                let (open, arguments) = open.as_mut().expect("a call has begun");
-                assert_eq!(open, index);
-                *arguments += text;
-            }
-            ReplyEvent::CallEnd { index, span } => {
-                let (open, arguments) = open.take().expect("a call has begun");
-                assert_eq!(open, *index);
-                let value: Value = serde_json::from_str(&arguments).expect("arguments are JSON");
-                assert!(value.is_object());
-                let is_plain = matches!(way.tools, Some(ToolForm::Qwen3Coder | ToolForm::Glm45));
-                assert!(is_plain || sampled[span.clone()].contains(&arguments), "{arguments} of {sampled}");
-            }
-            ReplyEvent::Malformed { index, .. } => {
-                assert_eq!(*index, open.take().map(|(index, _)| index));
-                assert!(!way.is_whole || index.is_none());
-            }
-            _ => assert!(open.is_none(), "nothing comes within a call"),
-        }
-    }
-    assert!(open.is_none(), "a call ends or is malformed: {events:?}");
-}
-
-fn check(way: Way, sampled: &str) {
-    let events = way.read([Piece::text(sampled)]);
-    assert_eq!(restored(&events, sampled), sampled, "{way:?}");
-    check_calls(way, &events, sampled);
-    let characters: Vec<String> = sampled.chars().map(String::from).collect();
-    let one_by_one = way.read(characters.iter().map(|text| Piece::text(text)));
-    assert_eq!(one_by_one, events, "{way:?} {sampled:?}");
-    for (at, _) in sampled.char_indices() {
-        let cut = way.read([&sampled[..at], &sampled[at..]].map(Piece::text));
-        assert_eq!(cut, events, "{way:?} {sampled:?} cut at {at}");
-    }
-    if !way.is_whole {
-        check_whole(way, &events, sampled);
-    }
-}
-
-/// Whole calls are the streamed ones that end; the rest is the same but for their numbers.
-fn check_whole(way: Way, streamed: &[ReplyEvent], sampled: &str) {
-    let whole = Way { is_whole: true, ..way };
-    let events = whole.read([Piece::text(sampled)]);
-    assert_eq!(restored(&events, sampled), sampled, "{way:?}");
-    check_calls(whole, &events, sampled);
-    let ends = |events: &[ReplyEvent]| -> Vec<_> {
-        let span = |event: &ReplyEvent| match event {
-            ReplyEvent::CallEnd { span, .. } => Some((span.clone(), None)),
-            ReplyEvent::Malformed { span, what, .. } => Some((span.clone(), Some(*what))),
-            _ => None,
-        };
-        events.iter().filter_map(span).collect()
-    };
-    assert_eq!(ends(&events), ends(streamed));
-}
+use targets::replies::{Way, check, check_tokens};
 
 /// What replies in a form are made of.
 fn fragments(form: ToolForm) -> Vec<&'static str> {
@@ -166,6 +18,7 @@ fn fragments(form: ToolForm) -> Vec<&'static str> {
             "{\"name\": \"f\", ",
             "\"arguments\":{\"text\":\"",
             "{\"arguments\": {}, \"name\": \"g\"}",
+            ", \"arguments\": {}",
         ],
         ToolForm::Qwen3Coder => &[
             "<tool_call>",
@@ -221,6 +74,19 @@ fn fragments(form: ToolForm) -> Vec<&'static str> {
             "{}",
             "<|tool_call_begin|>f:1<|tool_call_argument_begin|>{\"a\": 1}<|tool_call_end|>",
         ],
+        ToolForm::Harmony => &[
+            "<|start|>",
+            "assistant",
+            "<|channel|>",
+            "<|channel|>analysis<|message|>",
+            "<|channel|>final<|message|>",
+            " to=functions.f",
+            "<|channel|>commentary json<|message|>",
+            "{}",
+            "<|call|>",
+            "<|end|>",
+            "<|start|>assistant to=functions.f<|channel|>commentary<|message|>{\"a\": 1}<|call|>",
+        ],
         ToolForm::Glm45 => &[
             "<tool_call>",
             "</tool_call>",
@@ -250,7 +116,7 @@ fn way() -> impl Strategy<Value = Way> {
 
 fn way_and_parts() -> impl Strategy<Value = (Way, Vec<&'static str>)> {
     way().prop_flat_map(|way| {
-        let part = prop::sample::select(fragments(way.tools.expect("a form")));
+        let part = prop::sample::select(fragments(way.tools));
         (Just(way), prop::collection::vec(part, 0..14))
     })
 }
@@ -260,32 +126,21 @@ proptest! {
 
     #[test]
     fn nothing_is_lost_and_cuts_do_not_matter((way, parts) in way_and_parts()) {
-        check(way, &parts.concat());
+        let sampled = parts.concat();
+        check(way, &sampled);
+        let events = way.read([Piece::text(&sampled)]);
+        for (at, _) in sampled.char_indices() {
+            let cut = way.read([&sampled[..at], &sampled[at..]].map(Piece::text));
+            prop_assert_eq!(&cut, &events, "{:?} {:?} cut at {}", way, sampled, at);
+        }
     }
 
     #[test]
     fn with_tokens_nothing_is_lost_either((way, parts) in way_and_parts(), controls in any::<u16>()) {
-        let way = Way { needs_tokens: true, ..way };
-        let pieces: Vec<Piece<'_>> = parts
-            .iter()
-            .enumerate()
-            .map(|(at, text)| Piece { text, is_control: controls >> at & 1 == 1 })
-            .collect();
-        let sampled = parts.concat();
-        let events = way.read(pieces.iter().copied());
-        prop_assert_eq!(restored(&events, &sampled), sampled.as_str());
-        check_calls(way, &events, &sampled);
-        // Ordinary tokens may be cut, control tokens are whole.
-        let characters = |piece: &Piece<'static>| match piece.is_control {
-            true => vec![piece.text.to_owned()],
-            false => piece.text.chars().map(String::from).collect(),
-        };
-        let cut: Vec<(String, bool)> = pieces
-            .iter()
-            .flat_map(|piece| characters(piece).into_iter().map(|text| (text, piece.is_control)))
-            .collect();
-        let again = way.read(cut.iter().map(|(text, is_control)| Piece { text, is_control: *is_control }));
-        prop_assert_eq!(again, events);
+        let parts = parts.iter().enumerate();
+        let pieces: Vec<Piece<'_>> =
+            parts.map(|(at, text)| Piece { text, is_control: controls >> at & 1 == 1 }).collect();
+        check_tokens(way, &pieces);
     }
 }
 
@@ -329,6 +184,9 @@ fn the_work_is_linear() {
         ),
         ToolForm::KimiK2 => format!(
             "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{{\"text\": \"{value}\"}}<|tool_call_end|><|tool_calls_section_end|>"
+        ),
+        ToolForm::Harmony => format!(
+            "<|start|>assistant to=functions.f<|channel|>commentary<|message|>{{\"text\": \"{value}\"}}<|call|>"
         ),
         ToolForm::Glm45 => {
             format!("<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>")

@@ -1,0 +1,14 @@
+//! From calls to lineages to samples: every sampled token once, in the context it was sampled in, whatever the harness
+//! did; and why a history was rewritten.
+
+#[path = "../common/calls.rs"]
+mod calls;
+
+mod breaks;
+mod builder;
+mod chat;
+mod render;
+mod replayed;
+mod routing;
+mod samples;
+mod trees;

@@ -158,6 +158,23 @@ def check_history(why, is_by_fault, entries, say):
     return notes
 
 
+def check_lineages(rows, breaks, fault, entries, say):
+    """`lego capture lineages` finds the task's turns in one lineage, and one more for each break, with its reason. After a
+    fault the first of them may say what it was before."""
+    records = [entry["record"] for entry in entries if entry.get("turn") and "record" in entry]
+    told = {record["call_id"] for record in records if record["status"] == "ok"}
+    task = [row for row in rows if row["last_call_id"] in told]
+    calls = sum(row["calls"] for row in task)
+    found = [row["break"]["reason"] for row in task if row["break"]]
+    if calls != len(told):
+        say(f"{calls} of the task's {len(told)} calls are in its lineages: {rows}")
+    if fault != "none":
+        if len(task) > 1 + len(breaks):
+            say(f"{len(task)} lineages of the task, with breaks {found}, not {breaks}")
+    elif len(task) != 1 + len(breaks) or found != breaks:
+        say(f"{len(task)} lineages of the task, with breaks {found}, not {breaks}")
+
+
 def check_fault(fault, entries, say):
     """The fault struck, once, and was waited out."""
     struck = [entry for entry in entries if entry.get("fault") not in (None, "none")]

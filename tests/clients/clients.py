@@ -1,9 +1,9 @@
 """The coding clients: how each is started against lego, and what is known of it. docs/harnesses/ has the same in words.
 
 A client has wires: the protocol that it speaks, `-whole` for replies that are not streamed. `rewrites` says why a
-wire's history (or a wire's after a fault) is not a strict extension of what was sampled; without it the test demands
-that each turn extends the last. `ends` says by which fault a client ends by its own design; without it the task must
-be done after all.
+wire's history (or a wire's after a fault) is not a strict extension of what was sampled, and `reasons` what lego's
+lineages say of it; without them the test demands that each turn extends the last. `breaks` is the same for the token-in
+relay. `ends` says by which fault a client ends by its own design; without it the task must be done after all.
 """
 
 import json
@@ -40,6 +40,8 @@ class Client:
     # Whether it prints the model's last text.
     prints_answer = True
     why_rewritten = {}
+    # The breaks of such a wire through the live relay, by the names that lego's lineages have for their reasons.
+    why_broke = {}
     why_ended = {}
     # Through the token-in relay: how many turns begin anew, and why; why a wire is asked in chat's words all the same.
     why_broken = {}
@@ -63,6 +65,12 @@ class Client:
         """How many turns begin anew through the token-in relay, why, and whether only by this fault."""
         always = self.why_broken.get(wire)
         return *(always or self.why_broken.get((wire, fault)) or (0, None)), not always
+
+    def reasons(self, wire, fault, relay):
+        """The breaks that lego's lineages tell of the task, each by its reason."""
+        if relay == "token_in":
+            return ["message_edited"] * self.breaks(wire, fault)[0]
+        return self.why_broke.get(wire, [])
 
     def ends(self, wire, fault):
         return self.why_ended.get((wire, fault))
@@ -183,6 +191,7 @@ class OpenCode(Client):
         ("chat", "drop_mid_stream"): "it puts the call that broke off into its history, without arguments",
         ("messages", "drop_mid_stream"): "it puts the call that broke off into its history, without arguments",
     }
+    why_broke = {"responses": ["reasoning_dropped"] * 2}
     why_broken = {
         (wire, "drop_mid_stream"): (1, "it puts what it had of the reply that broke off into its history")
         for wire in wires
@@ -213,6 +222,7 @@ class OpenCode(Client):
 
 class QwenCode(Client):
     why_rewritten = {"chat": "it trims the reasoning that it sends back"}
+    why_broke = {"chat": ["whitespace_changed"] * 2}
     why_broken = {("chat", "drop_mid_stream"): (1, "it asks to resume a reply that broke off, and takes that out again")}
     name = "qwen-code"
     wires = ("chat",)
@@ -234,6 +244,7 @@ class OpenHands(Client):
     wires = ("chat-whole",)
     is_in_ci = False
     why_rewritten = {"chat-whole": "it sends no reasoning back"}
+    why_broke = {"chat-whole": ["reasoning_dropped"] * 2}
 
     def command(self, wire, place):
         environment = {
@@ -253,6 +264,8 @@ class Terminus2(Client):
     wires = ("chat-whole", "chat-whole-ids")
     is_in_ci = False
     why_rewritten = {"chat-whole": "it sends no reasoning back"}
+    # It asks for the last turn twice.
+    why_broke = {"chat-whole": ["reasoning_dropped"] * 3}
     why_in_chat = {"chat-whole-ids": "it asks for log-probs and ids itself, which have another form in completions"}
 
     def command(self, wire, place):

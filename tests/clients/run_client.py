@@ -198,6 +198,7 @@ def run(client, wire, fault, options):
             records = lego.records()
             report["records"] = len(records)
             checks.check_records(records, entries, wire, session, say)
+            rows = lego.capture("lineages")
         checks.check_fault(fault, entries, say)
         if not ends and client.prints_answer:
             if conversation.LAST_TEXT not in (folder / "client.log").read_text(errors="replace"):
@@ -212,6 +213,8 @@ def run(client, wire, fault, options):
                 notes += checks.check_breaks(*client.breaks(wire, fault), entries, server.vocabulary, say)
             else:
                 notes += checks.check_history(*client.rewrites(wire, fault), entries, say)
+            if not options.direct:
+                checks.check_lineages(rows, client.reasons(wire, fault, options.relay), fault, entries, say)
             turns = {entry["turn"] for entry in entries if entry.get("turn") and entry.get("status") == 200}
             if turns != {1, 2, 3}:
                 say(f"turns {sorted(turns)} were asked for")

@@ -16,6 +16,26 @@ pub(super) const REPLACES_KEY: &str = "lego.replaces";
 /// Columns with bodies: large, without statistics or dictionary, and not read unless asked for.
 pub(super) const BODIES: [&str; 3] = ["client_request", "upstream_request", "response"];
 
+/// Leaves whose values hardly repeat: a dictionary would be as long as they are, and is read whole for any of its rows.
+pub(super) const UNIQUE: [&str; 16] = [
+    "call_id",
+    "received_at",
+    "ttft_us",
+    "duration_us",
+    "client_request",
+    "upstream_request",
+    "response",
+    "completion_logprobs.list.element",
+    "text",
+    "tool_calls.list.element.id",
+    "tool_calls.list.element.arguments",
+    "usage.prompt_tokens",
+    "usage.cached_tokens",
+    "base_call_id",
+    "prompt_ids_crc32c",
+    ROUTING,
+];
+
 /// Where what was left out is, and how much of the ids.
 pub(super) const SHARED: [&str; 4] = ["base_call_id", "base_choice", "base_len", "prompt_ids_crc32c"];
 

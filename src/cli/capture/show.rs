@@ -1,5 +1,6 @@
 //! `lego capture show`.
 
+use std::cell::Cell;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::path::Path;
@@ -7,8 +8,8 @@ use std::path::Path;
 use anyhow::Context as _;
 
 use super::turns::{Sent, Turn, turns};
-use super::{ShowArgs, captures, load, time};
-use crate::capture::Query;
+use super::{ShowArgs, captures, time, warn};
+use crate::capture::{Query, in_order};
 use crate::config::{Config, Environment};
 use crate::record::{Call, IdsSource, UpstreamKind};
 use crate::text::Tokenizer;
@@ -20,39 +21,36 @@ const UNKNOWN: &str = "unknown";
 pub fn show(out: &mut dyn Write, args: &ShowArgs) -> anyhow::Result<()> {
     let dir = captures(&args.capture_dir, &args.local)?;
     let id = &args.id;
-    let mut calls = match id.parse() {
-        Ok(session) => load(&dir, Query::session(session))?,
-        Err(_) => vec![],
-    };
-    if let (true, Ok(call_id)) = (calls.is_empty(), id.parse()) {
-        calls = load(&dir, Query { call_id: Some(call_id), ..Query::default() })?;
-    }
-    anyhow::ensure!(
-        !calls.is_empty(),
-        "no session or call {id} in {}: `lego capture ls` lists them",
-        dir.shown()
-    );
     let texts = match (args.tokens && !args.json, &args.tokenizer) {
         (false, _) => None,
         (true, Some(folder)) => Some(Texts { tokenizer: Tokenizer::load(folder)?, is_of_run: false }),
         (true, None) => of_run(dir.dir()),
     };
-    let mut before = Vec::new();
-    for call in &calls {
+    let (mut before, is_there) = (Vec::new(), Cell::new(false));
+    let mut give = |call: Call| {
+        is_there.set(true);
         if args.json {
-            writeln!(out, "{}", serde_json::to_string(call)?)?;
-            continue;
+            return Ok(writeln!(out, "{}", serde_json::to_string(&call)?)?);
         }
-        let now = show_call(out, call, &before)?;
+        let now = show_call(out, &call, &before)?;
         if args.tokens {
-            let texts = texts.as_ref().filter(|texts| texts.fits(call));
-            show_tokens(out, call, texts)?;
+            let texts = texts.as_ref().filter(|texts| texts.fits(&call));
+            show_tokens(out, &call, texts)?;
         }
         if !now.is_empty() {
             before = now;
         }
+        Ok::<(), anyhow::Error>(())
+    };
+    let session = id.parse().ok().map(Query::session);
+    let call = id.parse().ok().map(|call_id| Query { call_id: Some(call_id), ..Query::default() });
+    for query in [session, call].into_iter().flatten() {
+        warn(&in_order(&dir, &query, &mut give)?);
+        if is_there.get() {
+            return Ok(());
+        }
     }
-    Ok(())
+    anyhow::bail!("no session or call {id} in {}: `lego capture ls` lists them", dir.shown())
 }
 
 /// The texts of ids.

@@ -46,7 +46,7 @@ pub(super) const SPLICES: [&str; 3] = ["client_request_splice", "upstream_reques
 pub(super) const ROUTING: &str = "routing";
 
 /// All columns that a call's routing is read from.
-pub(super) const ROUTINGS: [&str; 9] = [
+pub(super) const ROUTINGS: [&str; 10] = [
     ROUTING,
     "routing_base_call_id",
     "routing_base_choice",
@@ -56,6 +56,7 @@ pub(super) const ROUTINGS: [&str; 9] = [
     "routing_layer_axis",
     "routing_top_k",
     "routing_dtype",
+    "routing_bits",
 ];
 
 fn list(of: DataType) -> DataType {
@@ -202,6 +203,7 @@ fn routing() -> Vec<Field> {
         ("routing_layer_axis", Utf8),
         ("routing_top_k", UInt32),
         ("routing_dtype", Utf8),
+        ("routing_bits", UInt32),
     ]
     .into_iter()
     .map(|(name, of)| Field::new(name, of, true))

@@ -23,6 +23,7 @@
 //!   under them. Merged files replace others all at once ([`merge`]).
 
 mod ahead;
+mod bits;
 mod columns;
 mod compact;
 mod compactor;

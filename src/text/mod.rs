@@ -5,7 +5,7 @@
 //!   stays text ([`encode_chat`]). Without such text, the ids are those of the plain rendering.
 //! - A [`Decoder`] never cuts a UTF-8 character; what it gives, put together, is what the ids are in the text of all ids.
 //! - What is appended to a lineage is, id by id, what the rendering of the whole conversation ends with ([`Extender`]).
-//! - Tool-call arguments are the sampled bytes, never re-serialised. Malformed tool calls stay text ([`ToolCallParser`]).
+//! - Tool-call arguments are the sampled bytes, never re-serialised. Malformed tool calls stay text ([`parsers`]).
 //!   Cutting the text differently does not change what is parsed.
 //! - What is not supported (a tokenizer whose vocabulary is spelled in a way that lego does not know, a template that
 //!   would have to be guessed) is refused when loading, with an error that names the file.
@@ -15,17 +15,18 @@ mod decoder;
 mod extend;
 mod functions;
 mod marking;
+pub mod parsers;
 mod spelling;
+mod stop;
 mod template;
 mod tokenizer;
-mod tool_calls;
 
 pub use chat::{ChatInput, encode_chat};
 pub use decoder::Decoder;
 pub use extend::{Difference, Extender, Limit, NotIncremental, difference};
+pub use stop::StopMatcher;
 pub use template::ChatTemplate;
 pub use tokenizer::{AddedToken, Tokenizer};
-pub use tool_calls::{ToolCallParser, ToolEvent};
 
 use std::path::{Path, PathBuf};
 

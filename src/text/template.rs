@@ -198,7 +198,9 @@ impl ChatTemplate {
         self.source.contains("strftime_now")
     }
 
-    pub(super) fn source(&self) -> &str {
+    /// The template's own text.
+    #[must_use]
+    pub fn source(&self) -> &str {
         &self.source
     }
 

@@ -268,6 +268,12 @@ impl Tokenizer {
         self.added.iter().find(|token| token.id == id).map(|token| token.content.as_str())
     }
 
+    /// The control token whose text is exactly this.
+    #[must_use]
+    pub fn control_id(&self, text: &str) -> Option<u32> {
+        self.token_to_id(text).filter(|id| self.is_control(*id))
+    }
+
     /// SHA-256 of `tokenizer.json`, lower-case hex.
     #[must_use]
     pub fn sha256(&self) -> &str {

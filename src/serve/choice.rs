@@ -2,11 +2,10 @@
 
 use serde_json::Value;
 
-use super::stop::StopMatcher;
 use super::wire::{LogprobEntry, StopReason, TokenText, TopLogprob, WeightVersion};
 use crate::engine::{Event, FinishReason, SampledToken};
 use crate::text::parsers::{Forms, Piece, ReplyEvent, ReplyParser, ToolSchemas};
-use crate::text::{Decoder, Tokenizer};
+use crate::text::{Decoder, StopMatcher, Tokenizer};
 
 /// vLLM's floor: JSON has no minus infinity.
 const LOGPROB_FLOOR: f64 = -9999.0;

@@ -21,7 +21,6 @@ mod completions;
 mod error;
 mod events;
 mod request;
-mod stop;
 mod tokenize;
 mod wire;
 

@@ -61,6 +61,11 @@ impl ToolForm {
         }
     }
 
+    /// Its tags.
+    pub fn tags(self) -> impl Iterator<Item = &'static str> {
+        self.parser(&ToolSchemas::default()).tags().iter().copied()
+    }
+
     /// The form that a chat template's own text shows. `None` where it shows none of these: then the form has to be
     /// named, or calls stay text.
     #[must_use]
@@ -273,7 +278,7 @@ pub(super) enum Step {
 }
 
 /// A form's calls, from an opening tag on. The text around calls is the reply parser's.
-pub(super) trait CallParser: std::fmt::Debug + Send {
+pub(super) trait CallParser: std::fmt::Debug + Send + Sync {
     /// All tags, for [`super::ReplyParser::with_token_tags`].
     fn tags(&self) -> Tags;
 

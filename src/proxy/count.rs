@@ -1,4 +1,7 @@
-//! `POST …/v1/messages/count_tokens`: answered by the upstream's tokenizer. No turn of a conversation, so no record.
+//! `POST …/v1/messages/count_tokens`: answered by the upstream's tokenizer, or, where prompts are rendered here, by the
+//! prompt that a call would have. No turn of a conversation, so no record.
+
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -8,8 +11,10 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
 use super::limits::Refused;
 use super::routes::Route;
+use super::session::Session;
 use super::stop::Stop;
 use super::{Inner, Shared, body, face, identify, reply, whole};
+use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::{json, messages};
 use crate::record::{ClientApi, UpstreamKind};
@@ -71,12 +76,35 @@ async fn count(
         return ask(inner, &route, "/messages/count_tokens", headers, of_model(body, model)).await;
     }
     let told = face::told(inner, &route, api, &body)?;
+    let begun = |request: &Request| identify::begun(inner, session, headers, request);
+    if let Some(count) = of_prompt(inner, &route, &told, |request| trainers.or_else(|| begun(request))).await {
+        return Ok(messages::counted_reply(count as u64));
+    }
     let asked = face::as_configured(inner, messages::count_request(&told)?)?;
     let told = ask(inner, &route, "/../tokenize", headers, of_model(asked, model)).await?;
     messages::count_reply(&told).map_err(|error| {
         let message = format!("the count of tokens: {error}");
         ApiError::new(502, ErrorType::Upstream, "upstream_unreadable", message).into()
     })
+}
+
+/// The number of ids that lego itself would ask with. `None`: it asks otherwise, or the upstream is to say what is wrong.
+async fn of_prompt(
+    inner: &Inner,
+    route: &Route,
+    told: &Bytes,
+    session: impl FnOnce(&Request) -> Option<Arc<Session>>,
+) -> Option<usize> {
+    route.renderer.as_ref()?;
+    // A call has a limit, a count none; and it plays no part.
+    let call = Bytes::from(json::set_members(told, &[("max_tokens", "1".to_owned())], &[]).ok()?);
+    let names = face::names(&call);
+    let chat = face::as_configured(inner, messages::translate(&call, names).ok()?.chat).ok()?;
+    let request = Request::parse(chat).ok()?;
+    let model = route.upstream_model(&inner.options, &request.model).unwrap_or(&request.model);
+    let renderer = route.renderer_for(model)?;
+    let lineages = session(&request).map_or_else(Arc::default, |session| Arc::clone(&session.lineages));
+    renderer.count(lineages, request.clone(), &inner.options.volatile).await
 }
 
 /// A request with the upstream's name for the model.

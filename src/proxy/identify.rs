@@ -167,6 +167,27 @@ pub(super) fn trainers(
     }
 }
 
+/// The session that a client names, stand-alone.
+fn stand_alone<'a>(path_session: Option<&'a str>, headers: &'a HeaderMap) -> Option<&'a str> {
+    path_session
+        .or_else(|| session_key(headers).map(|(id, _)| id))
+        .or_else(|| headers.get("x-session-id").and_then(|value| value.to_str().ok()))
+}
+
+/// The stand-alone session that a call with this request would be of, if there is one.
+pub(super) fn begun(
+    inner: &Inner,
+    path_session: Option<&str>,
+    headers: &HeaderMap,
+    request: &Request,
+) -> Option<Arc<Session>> {
+    let id = match stand_alone(path_session, headers) {
+        Some(name) => parse(named(name).0).ok()?,
+        None => derived(request, &inner.options.volatile),
+    };
+    inner.sessions.get(&id)
+}
+
 /// The session of a call. Those whose request nobody read, and that name none, share one.
 pub(super) fn session_of(
     inner: &Inner,
@@ -181,9 +202,7 @@ pub(super) fn session_of(
     match &inner.options.mode {
         Mode::Trainer { .. } => open_session(inner, path_session, headers),
         Mode::StandAlone { sampling, .. } => {
-            let name = path_session
-                .or_else(|| session_key(headers).map(|(id, _)| id))
-                .or_else(|| headers.get("x-session-id").and_then(|value| value.to_str().ok()));
+            let name = stand_alone(path_session, headers);
             let make = |id| {
                 let spec = SessionSpec::stand_alone(id, *sampling);
                 Session::new(spec, false, inner.abort.child_token())

@@ -19,9 +19,9 @@ use super::session::{Session, SessionSampling};
 use super::token_in::Renderer;
 use crate::config::{self, Config, RouteKind, UpstreamResponses};
 use crate::protocol::error::{ApiError, ErrorType};
-use crate::record::{CallKind, ClientApi};
+use crate::record::{CallKind, ClientApi, UpstreamKind};
 use crate::upstream::dialect::{SamplingPlan, Wanted};
-use crate::upstream::{ConnectError, Upstream};
+use crate::upstream::{Additions, ConnectError, Upstream};
 
 /// Where calls for some model names go. What is `None` is as for calls without a route.
 #[derive(Debug, Clone)]
@@ -191,6 +191,18 @@ impl Route {
             None => options.upstream_model(requested),
             Some(_) => self.upstream_model.as_deref(),
         }
+    }
+
+    /// What renders prompts, if it is asked with tokens: not where the upstream is known to have no endpoint for them, or to
+    /// refuse what makes it tell ids. `model`: its own name for it.
+    pub(super) fn renderer_for(&self, model: &str) -> Option<&Arc<Renderer>> {
+        let upstream = &self.upstream;
+        let kind = upstream.kind();
+        let is_missing = upstream.known_native().is_some_and(|native| !native.is_there);
+        let takes_tokens = matches!(kind, UpstreamKind::Embedded | UpstreamKind::Vllm | UpstreamKind::Sglang)
+            && !(kind == UpstreamKind::Sglang && is_missing)
+            && upstream.additions(model) == Additions::All;
+        self.renderer.as_ref().filter(|_| takes_tokens)
     }
 
     /// True if some calls of Responses may pass to the upstream as they are.

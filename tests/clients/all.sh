@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # All clients, those that CI leaves out too: installs them, has the SDKs read every fixture, then runs each
-# client through lego with every fault.
+# client through lego with every fault, by the live relay and by the token-in relay.
 #
 # usage: all.sh [FOLDER]     LEGO=FILE names lego's binary, default target/debug/lego
 set -euo pipefail
@@ -10,6 +10,9 @@ folder=${1:-$root/target/clients}
 "$here/install.sh" --all "$folder"
 status=0
 "$here/fixtures.py" --lego "${LEGO:-$root/target/debug/lego}" --clients "$folder" || status=$?
-"$here/run_client.py" all --lego "${LEGO:-$root/target/debug/lego}" --clients "$folder" || status=$?
+for relay in live token_in; do
+    echo "relay: $relay"
+    "$here/run_client.py" all --relay $relay --lego "${LEGO:-$root/target/debug/lego}" --clients "$folder" || status=$?
+done
 echo "clients: $SECONDS s in all"
 exit "$status"

@@ -174,10 +174,11 @@ def check_fault(fault, entries, say):
 # Through the token-in relay
 
 
-def check_breaks(expected, why, entries, vocabulary, say):
-    """As many turns begin anew as the table says. Returns what to tell about it."""
+def check_breaks(expected, why, is_by_fault, entries, vocabulary, say):
+    """As many turns begin anew as the table says; after a fault fewer will do, as it depends on how far the client had
+    come. Returns what to tell about it."""
     notes, broken = breaks_of(entries, vocabulary.decode)
-    if len(broken) == expected:
+    if len(broken) == expected or is_by_fault and len(broken) < expected:
         return notes + ([f"{why}:", *broken] if broken else [])
     say(f"{len(broken)} turns begin anew, not {expected}" + (f" ({why})" if why else ""))
     for difference in broken:
@@ -237,13 +238,16 @@ def joined(content):
 
 
 def check_parents(entries, say):
-    """A turn that extends the one before names it."""
-    last = turns_of(entries)
-    for turn in (2, 3):
-        before, after = last.get(turn - 1, {}), last.get(turn, {})
-        if "record" not in before or "record" not in after:
+    """A record names the call that its prompt extends: of those that ended well before it, the one with the longest
+    prompt and completion."""
+    ended = []
+    for entry in entries:
+        if entry["path"] != COMPLETIONS or "record" not in entry:
             continue
-        whole = before["prompt"] + before["sampled"]
-        expected = before["record"]["call_id"] if after["prompt"][: len(whole)] == whole else None
-        if after["record"]["parent_call_id"] != expected:
-            say(f"turn {turn}: its parent is {after['record']['parent_call_id']}, not {expected}")
+        extended = [whole for whole, _ in ended if entry["prompt"][: len(whole)] == whole]
+        longest = max(extended, key=len, default=None)
+        parents = [call_id for whole, call_id in ended if whole == longest] or [None]
+        if entry["record"]["parent_call_id"] not in parents:
+            say(f"request {entry['number']}: its parent is {entry['record']['parent_call_id']}, not {parents[-1]}")
+        if status_of(entry)[0] == "ok":
+            ended.append((entry["prompt"] + entry["sampled"], entry["record"]["call_id"]))

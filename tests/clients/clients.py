@@ -41,7 +41,7 @@ class Client:
     prints_answer = True
     why_rewritten = {}
     why_ended = {}
-    # Through the token-in relay: how many turns begin anew, and why; and why a wire is asked in chat's words all the same.
+    # Through the token-in relay: how many turns begin anew, and why; why a wire is asked in chat's words all the same.
     why_broken = {}
     why_in_chat = {}
 
@@ -60,8 +60,9 @@ class Client:
         return always or self.why_rewritten.get((wire, fault)), not always
 
     def breaks(self, wire, fault):
-        """How many turns begin anew through the token-in relay, and why."""
-        return self.why_broken.get((wire, fault)) or self.why_broken.get(wire) or (0, None)
+        """How many turns begin anew through the token-in relay, why, and whether only by this fault."""
+        always = self.why_broken.get(wire)
+        return *(always or self.why_broken.get((wire, fault)) or (0, None)), not always
 
     def ends(self, wire, fault):
         return self.why_ended.get((wire, fault))
@@ -182,6 +183,10 @@ class OpenCode(Client):
         ("chat", "drop_mid_stream"): "it puts the call that broke off into its history, without arguments",
         ("messages", "drop_mid_stream"): "it puts the call that broke off into its history, without arguments",
     }
+    why_broken = {
+        (wire, "drop_mid_stream"): (1, "it puts what it had of the reply that broke off into its history")
+        for wire in wires
+    }
     packages = {"chat": "@ai-sdk/openai-compatible", "messages": "@ai-sdk/anthropic", "responses": "@ai-sdk/openai"}
 
     def command(self, wire, place):
@@ -208,6 +213,7 @@ class OpenCode(Client):
 
 class QwenCode(Client):
     why_rewritten = {"chat": "it trims the reasoning that it sends back"}
+    why_broken = {("chat", "drop_mid_stream"): (1, "it asks to resume a reply that broke off, and takes that out again")}
     name = "qwen-code"
     wires = ("chat",)
     is_in_ci = False
@@ -247,6 +253,7 @@ class Terminus2(Client):
     wires = ("chat-whole", "chat-whole-ids")
     is_in_ci = False
     why_rewritten = {"chat-whole": "it sends no reasoning back"}
+    why_in_chat = {"chat-whole-ids": "it asks for log-probs and ids itself, which have another form in completions"}
 
     def command(self, wire, place):
         environment = {

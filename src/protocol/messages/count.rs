@@ -1,4 +1,4 @@
-//! The way back from `/tokenize` to `count_tokens`.
+//! The reply of `count_tokens`.
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -17,5 +17,11 @@ struct Counted {
 pub fn count_reply(tokenized: &[u8]) -> Result<Bytes, Untranslatable> {
     let counted: Counted =
         serde_json::from_slice(tokenized).map_err(|error| Untranslatable(error.to_string()))?;
-    Ok(Bytes::from(format!("{{\"input_tokens\":{}}}", counted.count)))
+    Ok(counted_reply(counted.count))
+}
+
+/// `{"input_tokens":n}`.
+#[must_use]
+pub fn counted_reply(tokens: u64) -> Bytes {
+    Bytes::from(format!("{{\"input_tokens\":{tokens}}}"))
 }

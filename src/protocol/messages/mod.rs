@@ -36,7 +36,7 @@ mod writer;
 use bytes::Bytes;
 
 pub use assembler::{Assembled, Assembler};
-pub use count::count_reply;
+pub use count::{count_reply, counted_reply};
 pub use destream::destream;
 pub use error::{error_body, error_event, error_status, error_type};
 pub use request::count_request;

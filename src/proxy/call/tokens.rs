@@ -7,15 +7,15 @@ use crate::proxy::token_in::{self, Rendered};
 use crate::record::{ClientApi, UpstreamKind};
 use crate::upstream::dialect::{self, Approach, Prepared, Wanted};
 use crate::upstream::sglang_request::{self, Asking};
-use crate::upstream::{self, Additions, Capabilities, UpstreamError, UpstreamReply};
+use crate::upstream::{self, Capabilities, UpstreamError, UpstreamReply};
 
 impl Call {
     /// Renders the prompt, where the route asks with tokens. What cannot be said so is said in chat.
     pub(super) async fn render(&mut self, face: &mut Face) {
-        let Some(renderer) = &self.route.renderer else {
+        let Some(renderer) = self.route.renderer_for(self.upstream_model()) else {
             return;
         };
-        if face.upstream_api != ClientApi::OpenaiChat || !self.takes_tokens() {
+        if face.upstream_api != ClientApi::OpenaiChat {
             return;
         }
         let names = face::names(self.request.body());
@@ -37,16 +37,6 @@ impl Call {
                 token_in::count(token_in::IN_CHAT);
             }
         }
-    }
-
-    /// False where the upstream is known to have no endpoint for them, or to refuse what makes it tell ids.
-    fn takes_tokens(&self) -> bool {
-        let upstream = &self.route.upstream;
-        let kind = upstream.kind();
-        let is_missing = upstream.known_native().is_some_and(|native| !native.is_there);
-        matches!(kind, UpstreamKind::Embedded | UpstreamKind::Vllm | UpstreamKind::Sglang)
-            && !(kind == UpstreamKind::Sglang && is_missing)
-            && upstream.additions(self.upstream_model()) == Additions::All
     }
 
     pub(super) fn prepared_with_tokens(

@@ -231,15 +231,8 @@ impl Rendered {
         volatile: &Rules,
         names: ReplyNames,
     ) -> Result<Self, String> {
-        let conversation = request::conversation(request)?;
-        let input = ChatInput {
-            messages: &conversation.messages,
-            tools: conversation.tools.as_deref(),
-            add_generation_prompt: true,
-            template_kwargs: (!conversation.kwargs.is_empty()).then_some(&conversation.kwargs),
-        };
-        let keys = Keys::of(request, &conversation, volatile)?;
-        let (prompt, before, origin) = renderer.prompt(lineages, &keys, &input)?;
+        let Prompt { conversation, keys, ids: prompt, before, origin } =
+            renderer.prompt(lineages, request, volatile)?;
         keys.ask(lineages);
         let reading = renderer.reading(request, &conversation, &prompt, &names);
         Ok(Self {
@@ -326,7 +319,33 @@ impl Renderer {
         })
     }
 
-    fn prompt(
+    /// How many ids the prompt of a call would have that asked this now. `None`: it would be asked in chat's words.
+    pub(super) async fn count(
+        self: &Arc<Self>,
+        lineages: Arc<Lineages>,
+        request: Request,
+        volatile: &Arc<Rules>,
+    ) -> Option<usize> {
+        let _slot = self.slots.acquire().await.ok()?;
+        let (renderer, volatile) = (Arc::clone(self), Arc::clone(volatile));
+        let prompt = move || renderer.prompt(&lineages, &request, &volatile).map(|prompt| prompt.ids.len());
+        tokio::task::spawn_blocking(prompt).await.ok()?.ok()
+    }
+
+    fn prompt(&self, lineages: &Lineages, request: &Request, volatile: &Rules) -> Result<Prompt, String> {
+        let conversation = request::conversation(request)?;
+        let keys = Keys::of(request, &conversation, volatile)?;
+        let input = ChatInput {
+            messages: &conversation.messages,
+            tools: conversation.tools.as_deref(),
+            add_generation_prompt: true,
+            template_kwargs: (!conversation.kwargs.is_empty()).then_some(&conversation.kwargs),
+        };
+        let (ids, before, origin) = self.ids(lineages, &keys, &input)?;
+        Ok(Prompt { conversation, keys, ids, before, origin })
+    }
+
+    fn ids(
         &self,
         lineages: &Lineages,
         keys: &Keys,
@@ -386,6 +405,15 @@ impl Renderer {
             seed: names.call_id.clone(),
         }
     }
+}
+
+/// What a request is asked with.
+struct Prompt {
+    conversation: request::Conversation,
+    keys: Keys,
+    ids: Vec<u32>,
+    before: Option<Arc<Turn>>,
+    origin: Origin,
 }
 
 /// A request's conversation before its first message, and up to each one.

@@ -65,6 +65,7 @@ fn lineages_of_verbatim_templates_are_the_whole_rendering() {
         for _ in 0..150 {
             let turns = 1 + choose(6);
             let made = model.lineage(turns, true, &mut choose).expect("not refused");
+            assert!(made.goes_on, "{name}: what is sampled is what the template writes");
             let rendered = model.whole(&made.messages, made.tools.as_deref()).expect("renders");
             let (lineage, rendered) =
                 (model.tokenizer.decode(&made.ids, false), model.tokenizer.decode(&rendered, false));

@@ -84,7 +84,7 @@ impl Call {
             said = reply.body.peek(MAX_SAID) => said,
         };
         let model = self.upstream_model().as_bytes();
-        !memchr::memmem::find(&said, model).is_some_and(|_| !model.is_empty()) && self.leave_tokens(face)
+        memchr::memmem::find(&said, model).is_none() && self.leave_tokens(face)
     }
 
     /// Asks in chat's words from here on; false if it asks with none else.

@@ -65,6 +65,7 @@ fn lineages_of_verbatim_templates_are_the_whole_rendering() {
         for _ in 0..150 {
             let turns = 1 + choose(6);
             let made = model.lineage(turns, true, &mut choose).expect("not refused");
+            assert!(made.goes_on, "{name}: what is sampled is what the template writes");
             let rendered = model.whole(&made.messages, made.tools.as_deref()).expect("renders");
             let (lineage, rendered) =
                 (model.tokenizer.decode(&made.ids, false), model.tokenizer.decode(&rendered, false));
@@ -218,21 +219,82 @@ fn templates_that_cannot_be_continued_are_refused_with_the_place() {
 /// What only one conversation shows is found on it.
 #[test]
 fn a_conversation_that_the_probes_do_not_know_is_refused_by_itself() {
+    let conversation = |question: &str, answer: &str| {
+        [
+            json!({"role": "user", "content": question}),
+            json!({"role": "assistant", "content": answer}),
+            json!({"role": "user", "content": "on"}),
+        ]
+    };
+    let tail =
+        |model: &Model, messages: &[Value]| model.extender.tail(&[], 2, &model.input(messages, None, true));
+    let refused = |model: &Model, messages: &[Value]| match tail(model, messages) {
+        Err(TextError::Tail(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    // A message that is left out when it is history.
     let source =
         VERBATIM.replace("{{ m.content }}", "{{ m.content if m.content != 'secret' or loop.last else '' }}");
     let model = Model::new("", &source).expect("proven: no probe says it");
-    let said = |content: &str| {
-        let messages = [
-            json!({"role": "user", "content": content}),
-            json!({"role": "assistant", "content": "yes"}),
-            json!({"role": "user", "content": "on"}),
-        ];
-        model.extender.tail(&[], 2, &model.input(&messages, None, true))
+    assert!(tail(&model, &conversation("open", "yes")).is_ok());
+    let why = refused(&model, &conversation("secret", "yes"));
+    assert!(why.contains("secret<|im_end|>"), "{why}");
+    // An answer that shows in the turn behind it.
+    let source = ECHOING.replace("not loop.first", "messages[loop.index0 - 1].content[:4] == 'echo'");
+    let model = Model::new("", &source).expect("proven: no probe says it");
+    assert!(tail(&model, &conversation("go", "yes")).is_ok());
+    let why = refused(&model, &conversation("go", "echo this"));
+    assert!(why.contains("depends on the turn's own words") && why.contains("(echo)"), "{why}");
+    // A turn that is closed in another way.
+    let source = VERBATIM.replace("<|im_end|>", "{{ ' (end)' if m.name else '' }}<|im_end|>");
+    let model = Model::new("", &source).expect("proven: no probe has names");
+    let mut messages = conversation("go", "yes");
+    assert!(tail(&model, &messages).is_ok());
+    messages[1]["name"] = json!("x");
+    let why = refused(&model, &messages);
+    assert!(why.contains("closes the turn with \" (end)\""), "{why}");
+}
+
+/// A lineage with a call that the template cannot print goes on: nobody renders that call again.
+#[test]
+fn a_call_that_the_template_refuses_does_not_end_the_lineage() {
+    let source = VERBATIM.replace(
+        "{% if call.function.arguments is string %}{{ call.function.arguments }}{% endif %}",
+        "{{ call.function.arguments.items() | list | tojson }}",
+    );
+    let model = Model::new("", &source).expect("proven");
+    let messages = [
+        json!({"role": "user", "content": "go"}),
+        json!({"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function",
+            "function": {"name": "run", "arguments": "{broken"}}]}),
+        json!({"role": "tool", "tool_call_id": "1", "content": "no such call"}),
+    ];
+    assert!(model.whole(&messages, None).is_err());
+    let tail = model.extender.tail(&[], 2, &model.input(&messages, None, true)).expect("continued");
+    let text = model.tokenizer.decode(&tail, false);
+    assert_eq!(text, "<|im_end|>\n<|im_start|>tool\nno such call<|im_end|>\n<|im_start|>assistant\n");
+}
+
+/// Text of the template's own before the end token is the model's to sample: cut before it, the turn cannot be ended.
+#[test]
+fn a_turn_that_is_cut_before_its_closing_text_is_refused() {
+    let source = VERBATIM.replace(
+        "<|im_end|>",
+        "{{ '</answer>' if m.role == 'assistant' and not m.tool_calls else '' }}<|im_end|>",
+    );
+    let model = Model::new("", &source).expect("proven");
+    let messages = [
+        json!({"role": "user", "content": "go"}),
+        json!({"role": "assistant", "content": "yes"}),
+        json!({"role": "user", "content": "on"}),
+    ];
+    let tail = |sampled: &str| {
+        let ids = model.tokenizer.encode(sampled).expect("encodes");
+        model.extender.tail(&ids, 2, &model.input(&messages, None, true))
     };
-    assert!(said("open").is_ok());
-    let error = said("secret").expect_err("the prompt had it, history has not");
-    assert!(matches!(error, TextError::Tail(_)), "{error}");
-    assert!(error.to_string().contains("secret"), "{error}");
+    assert!(tail("yes</answer><|im_end|>").is_ok());
+    let error = tail("yes").expect_err("refused").to_string();
+    assert!(error.contains("cut before the template's \"</answer>\""), "{error}");
 }
 
 #[test]

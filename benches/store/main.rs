@@ -5,6 +5,7 @@
 //! cargo bench --bench store                                     # compare
 //! cargo bench --bench store -- compare [ROUNDS [TRIALS [TURNS [TOKENS-A-REPLY]]]]
 //! cargo bench --bench store -- sessions [CALLS [CALLS-A-SESSION]]   # what finding one of many sessions reads
+//! cargo bench --bench store -- replies FILE                     # what a model's replies take: smol.py, moe.py
 //! cargo bench --bench store -- sizes DIR                        # bytes a sampled token in a capture folder, by column
 //! ```
 //! CPU time is that of the whole process, or of the Python that runs SQLite (in C); the system's included.
@@ -12,10 +13,13 @@
 #[path = "../../tests/common/calls.rs"]
 mod calls;
 mod compare;
+mod replies;
 mod sessions;
 mod sizes;
 #[path = "../../tests/common/trial.rs"]
 mod trial;
+
+use std::path::Path;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
@@ -27,10 +31,12 @@ fn main() {
     match arguments.first().map_or("compare", String::as_str) {
         "compare" => compare::compare(number(1, 5), number(2, 16), number(3, 20), number(4, 250)),
         "sessions" => sessions::find(number(1, 1_000_000), number(2, 50)),
-        "sizes" => {
-            let dir = arguments.get(1).expect("a capture folder: see the head of benches/store/main.rs");
-            sizes::print(dir.as_ref());
-        }
+        "replies" => replies::measure(path(&arguments)),
+        "sizes" => sizes::print(path(&arguments)),
         other => panic!("no work {other:?}: see the head of benches/store/main.rs"),
     }
+}
+
+fn path(arguments: &[String]) -> &Path {
+    arguments.get(1).expect("a path: see the head of benches/store/main.rs").as_ref()
 }

@@ -33,7 +33,10 @@ fn write(dir: &Path, calls: usize, each: usize) {
             let (block, within) = (number / (SIDE_BY_SIDE * each), number % (SIDE_BY_SIDE * each));
             batch.push(metadata(block * SIDE_BY_SIDE + within % SIDE_BY_SIDE, number));
             if batch.len() == TOGETHER || number + 1 == calls {
-                writer.append(std::mem::take(&mut batch)).await.expect("room");
+                let appends = batch.drain(..).map(|call| writer.append(vec![call]));
+                for done in futures_util::future::join_all(appends).await {
+                    done.expect("room");
+                }
             }
         }
         writer.close().await;

@@ -8,7 +8,7 @@ use lego::capture::{Query, Reader};
 use parquet::file::metadata::ParquetMetaDataReader;
 
 /// The columns of sampled ids and their log-probs.
-const TOKENS: [&str; 2] = ["completion_token_ids", "completion_logprobs"];
+pub const TOKENS: [&str; 2] = ["completion_token_ids", "completion_logprobs"];
 
 /// Bytes of each column as they are on disk.
 pub fn columns(dir: &Path) -> BTreeMap<String, u64> {

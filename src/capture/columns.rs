@@ -16,6 +16,26 @@ pub(super) const REPLACES_KEY: &str = "lego.replaces";
 /// Columns with bodies: large, without statistics or dictionary, and not read unless asked for.
 pub(super) const BODIES: [&str; 3] = ["client_request", "upstream_request", "response"];
 
+/// Leaves whose values hardly repeat: a dictionary would be as long as they are, and is read whole for any of its rows.
+pub(super) const UNIQUE: [&str; 16] = [
+    "call_id",
+    "received_at",
+    "ttft_us",
+    "duration_us",
+    "client_request",
+    "upstream_request",
+    "response",
+    "completion_logprobs.list.element",
+    "text",
+    "tool_calls.list.element.id",
+    "tool_calls.list.element.arguments",
+    "usage.prompt_tokens",
+    "usage.cached_tokens",
+    "base_call_id",
+    "prompt_ids_crc32c",
+    ROUTING,
+];
+
 /// Where what was left out is, and how much of the ids.
 pub(super) const SHARED: [&str; 4] = ["base_call_id", "base_choice", "base_len", "prompt_ids_crc32c"];
 
@@ -26,7 +46,7 @@ pub(super) const SPLICES: [&str; 3] = ["client_request_splice", "upstream_reques
 pub(super) const ROUTING: &str = "routing";
 
 /// All columns that a call's routing is read from.
-pub(super) const ROUTINGS: [&str; 9] = [
+pub(super) const ROUTINGS: [&str; 10] = [
     ROUTING,
     "routing_base_call_id",
     "routing_base_choice",
@@ -36,6 +56,7 @@ pub(super) const ROUTINGS: [&str; 9] = [
     "routing_layer_axis",
     "routing_top_k",
     "routing_dtype",
+    "routing_bits",
 ];
 
 fn list(of: DataType) -> DataType {
@@ -182,6 +203,7 @@ fn routing() -> Vec<Field> {
         ("routing_layer_axis", Utf8),
         ("routing_top_k", UInt32),
         ("routing_dtype", Utf8),
+        ("routing_bits", UInt32),
     ]
     .into_iter()
     .map(|(name, of)| Field::new(name, of, true))

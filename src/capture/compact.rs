@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{BloomFilterPosition, EnabledStatistics, WriterProperties};
@@ -13,18 +14,22 @@ use parquet::schema::types::ColumnPath;
 use super::error::CaptureError;
 use super::journal::Sealed;
 use super::layout::{damaged_path, date_of, journal_dir};
-use super::reader::SegmentCalls;
+use super::segment::SegmentCalls;
 use super::storage::{Storage, make_folder};
 use super::summed::Summed;
-use super::{columns, encode};
+use super::{columns, encode, footer};
 use crate::record::{Call, SCHEMA_VERSION};
 
 /// Bytes of calls in memory that are encoded at once. What is encoded is a fraction of that.
 const BATCH_BYTES: usize = 4 << 20;
-/// Bytes of calls, as they are in memory, that make a row group.
+/// Bytes of what calls hold, as it is in memory, that make a row group.
 const ROW_GROUP_BYTES: usize = 64 << 20;
-/// Calls that make a row group.
-const ROW_GROUP_ROWS: usize = 32_768;
+/// Calls that make a row group. Each row group costs some 10 kB of the footer, which whoever looks for anything reads.
+const ROW_GROUP_ROWS: usize = 1 << 18;
+/// Calls of a page: who wants one of them reads all.
+const PAGE_ROWS: usize = 8192;
+/// Sessions of a row group that its Bloom filter is made for.
+const SESSIONS: u64 = 1 << 16;
 
 /// Writes the segment's calls to Parquet and deletes it; one with damage is set aside instead, for a person to see.
 /// Repeating it after a crash at any point gives the same files. The files' paths are returned.
@@ -79,7 +84,7 @@ fn write_days(
     files: &mut BTreeMap<String, DayFile>,
 ) -> Result<u64, CaptureError> {
     let mut seen = HashSet::new();
-    let mut calls = SegmentCalls::open(segment, Some(sealed.length))?;
+    let mut calls = SegmentCalls::sorted(segment, sealed.length)?;
     for call in calls.by_ref() {
         let call = call?;
         if !seen.insert((call.call_id, call.choice_index)) {
@@ -105,8 +110,9 @@ pub(super) struct DayFile {
     writer: ArrowWriter<Summed>,
     pending: Vec<Call>,
     pending_bytes: usize,
-    /// Of the row group, as far as it is encoded.
+    /// Of the row group, what is pending included.
     group_bytes: usize,
+    /// Of the row group, as far as it is encoded.
     group_rows: usize,
 }
 
@@ -114,24 +120,31 @@ impl DayFile {
     pub(super) fn create(storage: &dyn Storage, temporary: PathBuf) -> Result<Self, CaptureError> {
         let file = storage.create(&temporary).map_err(CaptureError::io("create", &temporary))?;
         let file = Summed::new(file);
-        let writer = ArrowWriter::try_new(file, columns::schema(), Some(properties()))
+        // The Parquet schema says the same as Arrow's, which would be a third of a small file's footer.
+        let options = ArrowWriterOptions::new().with_properties(properties()).with_skip_arrow_metadata(true);
+        let writer = ArrowWriter::try_new_with_options(file, columns::schema(), options)
             .map_err(CaptureError::parquet(&temporary))?;
         Ok(Self { temporary, writer, pending: vec![], pending_bytes: 0, group_bytes: 0, group_rows: 0 })
     }
 
     pub(super) fn push(&mut self, call: Call) -> Result<(), CaptureError> {
-        self.pending_bytes += memory_bytes(&call);
+        let held = held_bytes(&call);
+        self.group_bytes += held;
+        self.pending_bytes += size_of::<Call>() + held;
         self.pending.push(call);
         let rows = self.group_rows + self.pending.len();
-        let is_full = self.group_bytes + self.pending_bytes >= ROW_GROUP_BYTES || rows >= ROW_GROUP_ROWS;
-        if is_full || self.pending_bytes >= BATCH_BYTES {
+        let is_full = self.group_bytes >= ROW_GROUP_BYTES || rows >= ROW_GROUP_ROWS;
+        if self.pending_bytes >= BATCH_BYTES {
             self.encode()?;
         }
-        if is_full {
-            (self.group_bytes, self.group_rows) = (0, 0);
-            self.writer.flush().map_err(CaptureError::parquet(&self.temporary))?;
-        }
-        Ok(())
+        if is_full { self.end_group() } else { Ok(()) }
+    }
+
+    /// What comes is of another row group.
+    pub(super) fn end_group(&mut self) -> Result<(), CaptureError> {
+        self.encode()?;
+        (self.group_bytes, self.group_rows) = (0, 0);
+        self.writer.flush().map_err(CaptureError::parquet(&self.temporary))
     }
 
     /// Adds what is pending to the row group.
@@ -140,7 +153,7 @@ impl DayFile {
             return Ok(());
         }
         let calls = std::mem::take(&mut self.pending);
-        self.group_bytes += std::mem::take(&mut self.pending_bytes);
+        self.pending_bytes = 0;
         self.group_rows += calls.len();
         let batch = encode::batch(&calls)
             .map_err(|error| CaptureError::corrupt(&self.temporary, error.to_string()))?;
@@ -156,14 +169,18 @@ impl DayFile {
 
     /// Ends the file and syncs it.
     pub(super) fn seal(&mut self) -> Result<(), CaptureError> {
-        self.encode()?;
-        self.writer.flush().map_err(CaptureError::parquet(&self.temporary))?;
+        self.end_group()?;
         // What the library still holds back is to be in the sum.
         self.writer.sync().map_err(CaptureError::io("write", &self.temporary))?;
         let sum = self.writer.inner().key_value();
         self.writer.append_key_value_metadata(sum);
+        let groups = self.writer.flushed_row_groups().len();
+        self.writer.append_key_value_metadata(footer::unsigned(groups));
+        self.writer.inner_mut().hold();
         self.writer.finish().map_err(CaptureError::parquet(&self.temporary))?;
-        self.writer.inner_mut().sync().map_err(CaptureError::io("sync", &self.temporary))
+        let end = self.writer.inner_mut();
+        end.release().map_err(CaptureError::io("write", &self.temporary))?;
+        end.sync().map_err(CaptureError::io("sync", &self.temporary))
     }
 
     /// Gives the file its name.
@@ -177,13 +194,18 @@ impl DayFile {
 
 /// About what a call takes in memory.
 pub(super) fn memory_bytes(call: &Call) -> usize {
+    size_of::<Call>() + held_bytes(call)
+}
+
+/// About what its texts, ids and numbers take of that.
+fn held_bytes(call: &Call) -> usize {
     let bodies = [&call.client_request, &call.upstream_request, &call.response];
     let bodies: usize = bodies.into_iter().flatten().map(|body| body.get().len()).sum();
     let ids = [&call.prompt_token_ids, &call.completion_token_ids];
     let ids: usize = ids.into_iter().flatten().map(|ids| 4 * ids.len()).sum();
     let logprobs = call.completion_logprobs.as_ref().map_or(0, |values| 8 * values.len());
     let routing = call.routing.as_ref().map_or(0, |routing| routing.data().len());
-    size_of::<Call>() + bodies + ids + logprobs + routing + call.text.as_ref().map_or(0, String::len)
+    bodies + ids + logprobs + routing + call.text.as_ref().map_or(0, String::len)
 }
 
 fn properties() -> WriterProperties {
@@ -193,31 +215,39 @@ fn properties() -> WriterProperties {
         .set_created_by(concat!("lego ", env!("CARGO_PKG_VERSION")).to_owned())
         .set_key_value_metadata(Some(vec![version]))
         .set_max_row_group_row_count(None)
+        .set_data_page_row_count_limit(PAGE_ROWS)
         // Within what is summed.
         .set_bloom_filter_position(BloomFilterPosition::AfterRowGroup)
         .set_statistics_enabled(EnabledStatistics::None)
         .set_statistics_truncate_length(Some(64))
         .set_column_index_truncate_length(Some(64));
     for name in ["session_id", "trial_id"] {
-        let path = ColumnPath::from(name);
+        let path = path(name);
         properties = properties
-            .set_column_statistics_enabled(path.clone(), EnabledStatistics::Chunk)
+            .set_column_statistics_enabled(path.clone(), EnabledStatistics::Page)
             .set_column_bloom_filter_enabled(path.clone(), true)
-            .set_column_bloom_filter_max_ndv(path, 10_000);
+            .set_column_bloom_filter_max_ndv(path, SESSIONS);
     }
     for name in ["call_id", "received_at"] {
-        properties = properties.set_column_statistics_enabled(name.into(), EnabledStatistics::Chunk);
+        properties = properties.set_column_statistics_enabled(path(name), EnabledStatistics::Page);
     }
-    for name in columns::BODIES.into_iter().chain([columns::ROUTING]) {
-        properties = properties.set_column_dictionary_enabled(name.into(), false);
+    for leaf in columns::UNIQUE {
+        properties = properties.set_column_dictionary_enabled(path(leaf), false);
+    }
+    for (leaf, encoding) in
+        [("call_id", Encoding::DELTA_BYTE_ARRAY), ("received_at", Encoding::DELTA_BINARY_PACKED)]
+    {
+        properties = properties.set_column_encoding(path(leaf), encoding);
     }
     // Log-probs hardly repeat: their bytes compress better one plane after the other.
-    let logprobs = vec!["completion_logprobs".into(), "list".into(), "element".into()];
-    let logprobs = ColumnPath::new(logprobs);
     properties
-        .set_column_dictionary_enabled(logprobs.clone(), false)
-        .set_column_encoding(logprobs, Encoding::BYTE_STREAM_SPLIT)
+        .set_column_encoding(path("completion_logprobs.list.element"), Encoding::BYTE_STREAM_SPLIT)
         .build()
+}
+
+/// A leaf's, of its names between dots.
+fn path(leaf: &str) -> ColumnPath {
+    ColumnPath::new(leaf.split('.').map(str::to_owned).collect())
 }
 
 /// The schema as users see it: column names and types, for the documentation's test.

@@ -11,7 +11,7 @@ use arrow::datatypes::{
 };
 use bytes::Bytes;
 
-use super::columns;
+use super::{bits, columns};
 use crate::record::{
     Call, CallId, CallKind, CallStatus, CapturedToolCall, ChoiceId, ClientApi, IdsSource, JsonText,
     LayerAxis, LogprobSemantics, Part, Routing, RoutingDtype, RoutingShape, Sampling, Shared, SharedIds,
@@ -245,7 +245,13 @@ impl<'a> Row<'a> {
             top_k: self.number("routing_top_k")?,
             dtype: self.named("routing_dtype", RoutingDtype::from_name)?,
         };
-        let data = Bytes::copy_from_slice(column.value(self.row));
+        let data = column.value(self.row);
+        // In files from before ids were packed they are as their type has them.
+        let data = match self.cell::<UInt32Array>("routing_bits")?.map(|column| column.value(self.row)) {
+            None => Ok(Bytes::copy_from_slice(data)),
+            Some(bits) => bits::unpack(shape, bits, data),
+        };
+        let data = data.map_err(|error| format!("column routing: {error}"))?;
         let routing = Routing::new(shape, data).map_err(|error| format!("column routing: {error}"))?;
         Ok(Some(routing.based_on(self.choice("routing_base_call_id", "routing_base_choice")?)))
     }

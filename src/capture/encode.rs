@@ -11,7 +11,7 @@ use arrow::buffer::{NullBuffer, OffsetBuffer};
 use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
 
-use super::columns;
+use super::{bits, columns};
 use crate::record::{Call, CallId, JsonText, Part, Routing, RoutingShape, Sampling, Splice};
 
 /// One row a call, all columns of [`columns::schema`].
@@ -237,7 +237,7 @@ fn splices(rows: &[Option<&Splice>]) -> Result<ArrayRef, ArrowError> {
     Ok(Arc::new(StructArray::try_new(fields, arrays, Some(nulls))?))
 }
 
-fn routing(calls: &[Call]) -> [ArrayRef; 9] {
+fn routing(calls: &[Call]) -> [ArrayRef; 10] {
     let number = |get: fn(&RoutingShape) -> u32| -> ArrayRef {
         let shapes = calls.iter().map(|c| c.routing.as_ref().map(|routing| get(routing.shape())));
         Arc::new(UInt32Array::from_iter(shapes))
@@ -246,7 +246,9 @@ fn routing(calls: &[Call]) -> [ArrayRef; 9] {
         let shapes = calls.iter().map(|c| c.routing.as_ref().map(|routing| get(routing.shape())));
         Arc::new(StringArray::from_iter(shapes))
     };
-    let data = calls.iter().map(|c| c.routing.as_ref().map(|routing| routing.data().as_ref()));
+    let packed: Vec<_> = calls.iter().map(|c| c.routing.as_ref().map(bits::pack)).collect();
+    let data = packed.iter().map(|packed| packed.as_ref().map(|(_, data)| data));
+    let bits = packed.iter().map(|packed| packed.as_ref().map(|(bits, _)| *bits));
     let bases = || calls.iter().map(|c| c.routing.as_ref().and_then(Routing::base));
     [
         Arc::new(BinaryArray::from_iter(data)),
@@ -258,6 +260,7 @@ fn routing(calls: &[Call]) -> [ArrayRef; 9] {
         name(|shape| shape.layer_axis.as_str()),
         number(|shape| shape.top_k),
         name(|shape| shape.dtype.as_str()),
+        Arc::new(UInt32Array::from_iter(bits)),
     ]
 }
 

@@ -91,6 +91,10 @@ impl<R: Read> Frames<R> {
         self.at
     }
 
+    pub(super) const fn salt(&self) -> Salt {
+        self.salt
+    }
+
     /// The next frame, a damaged stretch, or the end. Frames cost one read each; only damage reads the rest
     /// of the segment into memory.
     pub(super) fn step(&mut self) -> io::Result<Step> {
@@ -147,6 +151,12 @@ fn frame_length(bytes: &[u8], salt: Salt) -> Option<usize> {
     let head = bytes.get(..FRAME_HEAD_LEN)?;
     let length = u32::from_le_bytes(head[4..8].try_into().ok()?) as usize;
     (head[..4] == salt[..4] && length <= MAX_PAYLOAD).then_some(length)
+}
+
+/// The payload of these bytes, if they begin with a whole frame.
+pub(super) fn whole_payload(bytes: Vec<u8>, salt: Salt) -> Option<Bytes> {
+    let length = whole_frame(&bytes, salt)?.len();
+    Some(Bytes::from(bytes).slice(FRAME_HEAD_LEN..FRAME_HEAD_LEN + length))
 }
 
 fn whole_frame(bytes: &[u8], salt: Salt) -> Option<&[u8]> {

@@ -91,6 +91,12 @@ impl ListedFile {
         }
     }
 
+    /// Of its segment, or the last of those that are in it.
+    fn number(&self) -> Option<u64> {
+        let (DayFileName::Segment(name) | DayFileName::Merged(name)) = layout::day_file_name(self.stem())?;
+        Some(name.number)
+    }
+
     /// Its name without an ending.
     pub(super) fn stem(&self) -> &str {
         self.path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default()
@@ -131,7 +137,7 @@ impl ListedFile {
 pub(super) struct Listing {
     /// Oldest first.
     pub(super) segments: Vec<OpenSegment>,
-    /// By day and name.
+    /// By day and number.
     pub(super) files: Vec<ListedFile>,
     /// Counts what is read of them, by the list itself too.
     pub(super) read: Tally,
@@ -190,7 +196,7 @@ impl Listing {
         let (mut files, read) = (vec![], Tally::default());
         for mut day in days.into_values() {
             day.iter_mut().for_each(|file| file.read = read.clone());
-            day.sort_by(|a, b| a.path.file_name().cmp(&b.path.file_name()));
+            day.sort_by_cached_key(|file| (file.number(), file.stem().to_owned()));
             let mut replaced: HashSet<String> = HashSet::new();
             for file in day.iter().filter(|file| file.is_merged()) {
                 replaced.extend(file.replaces()?);

@@ -23,6 +23,7 @@
 //!   under them. Merged files replace others all at once ([`merge`]).
 
 mod ahead;
+mod bits;
 mod columns;
 mod compact;
 mod compactor;
@@ -32,8 +33,10 @@ mod encode;
 mod error;
 mod filter;
 mod follow;
+mod footer;
 mod frame;
 mod history;
+mod in_order;
 mod journal;
 mod layout;
 mod listing;
@@ -48,6 +51,7 @@ mod reader;
 mod recovery;
 mod remote;
 mod room;
+mod segment;
 mod spill;
 #[cfg(feature = "sql")]
 pub mod sql;
@@ -61,6 +65,7 @@ pub use compact::column_names;
 pub use error::CaptureError;
 pub use filter::{Filter, FilterError};
 pub use follow::Follow;
+pub use in_order::in_order;
 pub use layout::date_of;
 pub use merge::{CompactedDay, compact_days};
 pub use place::Place;

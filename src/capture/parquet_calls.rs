@@ -4,15 +4,17 @@ use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use arrow::array::{Array as _, BooleanArray, StringArray};
 use arrow::error::ArrowError;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowPredicate, ArrowPredicateFn, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder, RowFilter,
+    RowSelectionPolicy,
 };
 use parquet::bloom_filter::Sbbf;
-use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
+use parquet::file::metadata::ParquetMetaData;
 use parquet::file::statistics::Statistics;
 
 use super::error::CaptureError;
@@ -20,14 +22,13 @@ use super::filter::{Filter, Group, Range, TextTest, Value};
 use super::listing::ListedFile;
 use super::reader::Query;
 use super::remote::{Footer, Stored, Tally};
-use super::{columns, decode};
+use super::{columns, decode, footer};
 use crate::record::{Call, SCHEMA_VERSION};
 
 /// Most rows decoded at a time.
 const BATCH_ROWS: usize = 64;
-/// Rows decoded at a time hold about this much: bodies and routing can be tens of MB a row, and an Arrow column
-/// holds 2 GiB at most.
-const BATCH_BYTES: i64 = 128 << 20;
+/// Rows decoded at a time hold about this much: bodies and routing can be tens of MB a row.
+const BATCH_BYTES: i64 = 32 << 20;
 
 pub(super) struct ParquetCalls {
     path: PathBuf,
@@ -120,7 +121,8 @@ fn plan(
         let is_routing = query.without_routing && name == columns::ROUTING && !uses(&columns::ROUTINGS);
         !is_body && !is_routing
     });
-    let mask = ProjectionMask::leaves(schema, leaves.map(|(leaf, _)| leaf));
+    let leaves: Vec<usize> = leaves.map(|(leaf, _)| leaf).collect();
+    let mask = ProjectionMask::leaves(schema, leaves.iter().copied());
     // What is cheap to look at first; the rest of a row is then read only where it may be wanted.
     let has = |test: &TextTest| schema.columns().iter().any(|leaf| leaf.path().string() == test.column());
     let texts = wanted.iter().flat_map(Filter::texts).filter(has).map(|test| {
@@ -139,6 +141,14 @@ fn plan(
         wanted.iter().flat_map(Filter::texts).filter_map(|test| leaf(test.column())).collect();
     file.expect(builder.metadata(), &groups, &mask, &first);
     let rows = batch_rows(builder.metadata(), &groups);
+    // Where few rows are wanted only their pages are read.
+    let builder = if first.is_empty() {
+        builder
+    } else {
+        let paged = footer::with_pages(file, &file.footer()?, &groups, leaves.into_iter().chain(first))?;
+        ParquetRecordBatchReaderBuilder::new_with_metadata(file.clone(), paged)
+            .with_row_selection_policy(RowSelectionPolicy::Selectors)
+    };
     let builder = builder.with_batch_size(rows).with_row_groups(groups);
     builder.with_projection(mask).with_row_filter(filter).build()
 }
@@ -229,9 +239,9 @@ fn builder(file: &Stored) -> Result<ParquetRecordBatchReaderBuilder<Stored>, Str
 }
 
 /// A file's footer; the error says why there is none.
-pub(super) fn metadata(path: &Path) -> Result<ParquetMetaData, String> {
-    let file = File::open(path).map_err(|error| error.to_string())?;
-    ParquetMetaDataReader::new().parse_and_finish(&file).map_err(|error| error.to_string())
+pub(super) fn metadata(path: &Path) -> Result<Arc<ParquetMetaData>, String> {
+    let footer = open(path)?.footer().map_err(|error| error.to_string())?;
+    Ok(Arc::clone(footer.metadata()))
 }
 
 /// Tells of each row of a file the id of its call, and that of the call whose rows of routing it goes on from; and

@@ -4,6 +4,7 @@
 //! little-endian ones, bodies as their text, compressed where that makes them smaller: the events of a stream are a
 //! tenth of themselves then. Nothing is parsed twice.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 
 use bytes::Bytes;
@@ -204,18 +205,8 @@ pub(super) fn decode(payload: &Bytes) -> Result<Vec<Call>, String> {
     let count = rest.number()?;
     let mut calls = Vec::with_capacity(count.min(1024) as usize);
     for _ in 0..count {
-        let head_len = rest.number()? as usize;
-        // Before 4 there was nothing but the JSON's length, and the lists were as they are.
-        let (bytes, packed) = if encoding >= 4 { (rest.number()?, rest.number()?) } else { (0, 0) };
-        let unpacked;
-        let mut own = match (encoding, packed) {
-            (..4, _) => Cursor(rest.0),
-            (_, 0) => Cursor(rest.take(bytes as usize)?),
-            _ => {
-                unpacked = unpack(rest.take(packed as usize)?, bytes as usize)?;
-                Cursor(&unpacked)
-            }
-        };
+        let (head_len, own) = own_part(&mut rest, encoding)?;
+        let mut own = Cursor(&own);
         let OwnedHead { lists, mut call } =
             serde_json::from_slice(own.take(head_len)?).map_err(|error| error.to_string())?;
         call.prompt_token_ids = lists.prompt.map(|len| own.ids(len)).transpose()?;
@@ -260,14 +251,49 @@ pub(super) fn decode(payload: &Bytes) -> Result<Vec<Call>, String> {
     if rest.0.is_empty() { Ok(calls) } else { Err(format!("{} bytes too many", rest.0.len())) }
 }
 
+/// The session of the first call of a payload. The rest is hardly looked at.
+pub(super) fn session(payload: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Head {
+        call: Named,
+    }
+    #[derive(Deserialize)]
+    struct Named {
+        session_id: String,
+    }
+    let mut rest = Cursor(payload);
+    let encoding = rest.take(1).ok()?[0];
+    rest.number().ok()?;
+    let (head_len, own) = own_part(&mut rest, encoding).ok()?;
+    let head: Head = serde_json::from_slice(own.get(..head_len)?).ok()?;
+    Some(head.call.session_id)
+}
+
+/// Bytes of a record's JSON, and that with its lists; before encoding 4 with all that follows too.
+fn own_part<'a>(rest: &mut Cursor<'a>, encoding: u8) -> Result<(usize, Cow<'a, [u8]>), String> {
+    let head_len = rest.number()? as usize;
+    // Before 4 there was nothing but the JSON's length, and the lists were as they are.
+    if encoding < 4 {
+        return Ok((head_len, Cow::Borrowed(rest.0)));
+    }
+    let (bytes, packed) = (rest.number()? as usize, rest.number()? as usize);
+    Ok((
+        head_len,
+        match packed {
+            0 => Cow::Borrowed(rest.take(bytes)?),
+            _ => Cow::Owned(unpack(rest.take(packed)?, bytes)?.into()),
+        },
+    ))
+}
+
 fn unpack(packed: &[u8], length: usize) -> Result<Bytes, String> {
     // No more room than what is there can fill.
     let said = zstd::zstd_safe::get_frame_content_size(packed).ok().flatten();
     if said != Some(length as u64) || length > super::frame::MAX_PAYLOAD {
         return Err(format!("what is compressed is not of {length} bytes"));
     }
-    let text =
-        zstd::bulk::decompress(packed, length).map_err(|error| format!("what is compressed: {error}"))?;
+    let text = UNPACKER.with_borrow_mut(|unpacker| unpacker.decompress(packed, length));
+    let text = text.map_err(|error| format!("what is compressed: {error}"))?;
     if text.len() == length { Ok(text.into()) } else { Err("what is compressed ends too early".to_owned()) }
 }
 

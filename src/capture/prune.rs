@@ -19,8 +19,8 @@ use super::lock::{self, Lock};
 use super::mark::Mark;
 use super::parquet_calls;
 use super::place::Place;
-use super::reader::SegmentCalls;
 use super::remote::{Object, Remote, Stored};
+use super::segment::SegmentCalls;
 use crate::record::{CallId, Routing};
 
 /// What became of a day that is old enough.

@@ -1,21 +1,18 @@
 //! Calls back out of a folder: Parquet and journal together, also while a writer runs. Every call comes exactly once
 //! ([`Listing`]), without remembering ids.
 
-use std::collections::{HashSet, VecDeque};
-use std::fs::File;
-use std::io::{self, BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::collections::VecDeque;
+use std::path::PathBuf;
 
 use super::ahead::{self, Calls};
 use super::error::CaptureError;
 use super::filter::Filter;
-use super::frame::{self, Frames, HEADER_LEN, Step};
 use super::history::{Joiner, Parts};
 use super::layout;
 use super::listing::{ListedFile, Listing};
-use super::payload;
 use super::place::Place;
 use super::remote::Tally;
+use super::segment::SegmentCalls;
 use crate::record::{Call, CallId, SessionId, TrialId};
 
 /// Which calls to read, and how much of each. Default: all of everything.
@@ -264,89 +261,4 @@ pub(super) fn stored(
         }
     }
     Ok(())
-}
-
-/// The calls of one journal segment, up to the last whole frame. A call written twice comes once.
-pub(super) struct SegmentCalls {
-    path: PathBuf,
-    frames: Option<Frames<BufReader<io::Take<File>>>>,
-    ready: VecDeque<Call>,
-    seen: HashSet<(CallId, u16)>,
-    /// Where it must end, if that is known.
-    length: Option<u64>,
-    /// Bytes so far that hold no call although they should.
-    pub(super) damaged_bytes: u64,
-    /// Those of them behind which whole frames follow.
-    lost_bytes: u64,
-}
-
-impl SegmentCalls {
-    /// `length`: how much of the file to read, all of it if `None`.
-    pub(super) fn open(path: &Path, length: Option<u64>) -> Result<Self, CaptureError> {
-        let file = File::open(path).map_err(CaptureError::io("open", path))?;
-        Self::of(path.to_owned(), file, length)
-    }
-
-    /// The same of a file that is open, at its beginning.
-    pub(super) fn of(path: PathBuf, mut file: File, length: Option<u64>) -> Result<Self, CaptureError> {
-        let mut head = Vec::new();
-        file.by_ref()
-            .take(HEADER_LEN as u64)
-            .read_to_end(&mut head)
-            .map_err(CaptureError::io("read", &path))?;
-        let salt = frame::parse_header(&head);
-        // Before there is a whole header nothing in the segment is acknowledged.
-        let damaged_bytes = match (salt, length) {
-            (Some(_), _) => 0,
-            (None, Some(length)) => length,
-            (None, None) if head.len() < HEADER_LEN => 0,
-            (None, None) => file.metadata().map_err(CaptureError::io("read", &path))?.len(),
-        };
-        let behind = length.unwrap_or(u64::MAX).saturating_sub(HEADER_LEN as u64);
-        let frames = salt.map(|salt| Frames::new(BufReader::with_capacity(1 << 20, file.take(behind)), salt));
-        let (ready, seen) = (VecDeque::new(), HashSet::new());
-        Ok(Self { path, frames, ready, seen, length, damaged_bytes, lost_bytes: 0 })
-    }
-
-    /// Reads frames until one with new calls; false at the end.
-    fn refill(&mut self) -> Result<bool, CaptureError> {
-        while self.ready.is_empty() {
-            let Some(frames) = &mut self.frames else {
-                return Ok(false);
-            };
-            match frames.step().map_err(CaptureError::io("read", &self.path))? {
-                Step::Frame(bytes) => {
-                    let calls = payload::decode(&bytes)
-                        .map_err(|reason| CaptureError::corrupt(&self.path, reason))?;
-                    let new = calls.into_iter();
-                    self.ready = new.filter(|c| self.seen.insert((c.call_id, c.choice_index))).collect();
-                }
-                Step::Damage { bytes, .. } => {
-                    self.damaged_bytes += bytes;
-                    self.lost_bytes += bytes;
-                }
-                Step::End { at, torn } => {
-                    let missing = self.length.map_or(0, |length| length.saturating_sub(at + torn));
-                    self.damaged_bytes += torn + missing;
-                    self.frames = None;
-                }
-            }
-        }
-        Ok(true)
-    }
-}
-
-impl Iterator for SegmentCalls {
-    type Item = Result<Call, CaptureError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        match self.refill() {
-            Ok(true) => self.ready.pop_front().map(Ok),
-            Ok(false) => None,
-            Err(error) => {
-                self.frames = None;
-                Some(Err(error))
-            }
-        }
-    }
 }

@@ -1,11 +1,13 @@
 //! A checksum over what a Parquet file says. Parquet's own page checksums are not written by the library, so the file's
-//! metadata has one over all bytes before the footer: a flipped bit in a page of raw numbers decodes as well.
+//! metadata has one over all bytes before the indexes: a flipped bit in a page of raw numbers decodes as well. Indexes and
+//! footer have their own ([`footer`]), which are known only when those are made: they are held back until then.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 
 use parquet::file::metadata::KeyValue;
 
+use super::footer;
 use super::storage::Disk;
 
 /// Key of the checksum in a file's metadata: `<bytes>:<crc32c, hex>`, of its first bytes.
@@ -16,11 +18,24 @@ pub(super) struct Summed {
     disk: Box<dyn Disk>,
     bytes: u64,
     crc: u32,
+    held: Option<Vec<u8>>,
 }
 
 impl Summed {
     pub(super) fn new(disk: Box<dyn Disk>) -> Self {
-        Self { disk, bytes: 0, crc: 0 }
+        Self { disk, bytes: 0, crc: 0, held: None }
+    }
+
+    /// What is written from here on, indexes and footer, is held back.
+    pub(super) fn hold(&mut self) {
+        self.held = Some(vec![]);
+    }
+
+    /// Writes what was held back, with its checksums.
+    pub(super) fn release(&mut self) -> io::Result<()> {
+        let mut end = self.held.take().unwrap_or_default();
+        footer::sign(&mut end, self.bytes).map_err(io::Error::other)?;
+        self.write_all(&end)
     }
 
     /// Brings what was written to disk.
@@ -36,6 +51,10 @@ impl Summed {
 
 impl Write for Summed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(held) = &mut self.held {
+            held.extend_from_slice(bytes);
+            return Ok(bytes.len());
+        }
         self.disk.write_at(self.bytes, bytes)?;
         self.bytes += bytes.len() as u64;
         self.crc = crc32c::crc32c_append(self.crc, bytes);

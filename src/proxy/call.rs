@@ -252,7 +252,7 @@ impl Call {
                     return Ok(self.answer_early(recorder, face, sending));
                 }
             };
-            let again = if self.lacks_tokens(&mut face, &first) {
+            let again = if self.lacks_tokens(&mut face, &mut first).await {
                 Some(Again::With(attempt.additions))
             } else if self.lacks_responses(&face, &first) {
                 match self.in_chat(&mut face, &first) {

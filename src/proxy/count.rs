@@ -77,7 +77,8 @@ async fn count(
     }
     let told = face::told(inner, &route, api, &body)?;
     let begun = |request: &Request| identify::begun(inner, session, headers, request);
-    if let Some(count) = of_prompt(inner, &route, &told, |request| trainers.or_else(|| begun(request))).await {
+    if let Some(count) = of_prompt(inner, &route, &told, |request| trainers.or_else(|| begun(request))).await
+    {
         return Ok(messages::counted_reply(count as u64));
     }
     let asked = face::as_configured(inner, messages::count_request(&told)?)?;

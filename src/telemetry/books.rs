@@ -260,8 +260,10 @@ impl RunBooks {
     /// # Errors
     /// Its config cannot be read. (A folder without one has the samples of the defaults.)
     pub fn samples(&self) -> Result<Samples, BooksError> {
-        let has_config = self.root.join("config.resolved.toml").exists();
-        has_config.then(|| Ok(self.config()?.training.samples)).unwrap_or_else(|| Ok(Samples::default()))
+        if !self.root.join("config.resolved.toml").exists() {
+            return Ok(Samples::default());
+        }
+        Ok(self.config()?.training.samples)
     }
 
     /// The run's folder.

@@ -1,13 +1,14 @@
-//! Text and token ids: tokenizer, chat template, tool calls.
+//! Text and token ids: tokenizer, chat template, new messages appended to a lineage, tool calls.
 //!
 //! Invariants:
 //! - Text that came from a message or a tool never becomes a control token: a file that holds `<|im_end|>`
 //!   stays text ([`encode_chat`]). Without such text, the ids are those of the plain rendering.
-//! - A [`Decoder`] never cuts a UTF-8 character; what it gives, put together, is what decoding all ids at once gives.
+//! - A [`Decoder`] never cuts a UTF-8 character; what it gives, put together, is what the ids are in the text of all ids.
+//! - What is appended to a lineage is, id by id, what the rendering of the whole conversation ends with ([`Extender`]).
 //! - Tool-call arguments are the sampled bytes, never re-serialised. Malformed tool calls stay text ([`parsers`]).
 //!   Cutting the text differently does not change what is parsed.
-//! - What is not supported (a tokenizer whose vocabulary is spelled in a way that lego does not know, a template that would have to be guessed) is
-//!   refused when loading, with an error that names the file.
+//! - What is not supported (a tokenizer whose vocabulary is spelled in a way that lego does not know, a template that
+//!   would have to be guessed) is refused when loading, with an error that names the file.
 
 mod chat;
 mod decoder;

@@ -222,13 +222,16 @@ impl Comparison<'_> {
             // Whether the template prints all of it, only texts can tell.
             self.decode?;
         }
+        // Where nobody tells what was thought, it may be that: only texts can tell.
+        let is_told = conversation::tells_reasoning(call) || self.decode.is_some();
         if reply.text() != now.text() {
-            return Some((BreakReason::WhitespaceChanged, Some(at)));
+            return is_told.then_some((BreakReason::WhitespaceChanged, Some(at)));
         }
         let printed = |message: &Message| -> Vec<String> {
             message.tool_uses.iter().map(|tool| tool.arguments.clone()).collect()
         };
-        if printed(reply) != printed(now) || self.is_in_arguments(call, reply, start) {
+        let is_printed_otherwise = printed(reply) != printed(now) && conversation::tells_reasoning(call);
+        if is_printed_otherwise || self.is_in_arguments(call, reply, start) {
             return Some((BreakReason::ArgumentsReserialised, Some(at)));
         }
         self.is_same_text(call).then_some((BreakReason::Retokenised, Some(at)))

@@ -260,12 +260,14 @@ fn chat_body(call: &Call) -> Option<Cow<'_, str>> {
     String::from_utf8(translation.ok()?.chat.to_vec()).ok().map(Cow::Owned)
 }
 
+/// Whether the reply says what the model thought, if it thought anything.
+pub(super) fn tells_reasoning(call: &Call) -> bool {
+    call.upstream_api == ClientApi::OpenaiChat && call.response.is_some()
+}
+
 /// What the model thought before it answered, where the upstream told it apart from the text.
 pub(super) fn reasoning(call: &Call) -> Option<String> {
-    if call.upstream_api != ClientApi::OpenaiChat {
-        return None;
-    }
-    let text = call.response.as_ref()?.get();
+    let text = call.response.as_ref().filter(|_| tells_reasoning(call))?.get();
     let mut reply = Reply::default();
     match serde_json::from_str::<Vec<&RawValue>>(text) {
         // What cannot be read says nothing of reasoning.

@@ -15,6 +15,7 @@ mod filter;
 mod foreign_readers;
 mod history;
 mod ledger;
+mod lineages;
 mod objects;
 mod prune;
 mod rows;

@@ -130,6 +130,8 @@ pub struct Lineage {
     pub messages: Vec<Value>,
     pub tools: Option<Vec<Value>>,
     pub ids: Vec<u32>,
+    /// Whether every turn, as the template writes it, goes on from the prompt that it answers.
+    pub goes_on: bool,
 }
 
 const WORDS: [&str; 8] =
@@ -203,6 +205,7 @@ impl Model {
         messages.push(json!({"role": "user", "content": words(choose, 7)}));
         let refused = |error: TextError| error.to_string();
         let mut ids = self.whole(&messages, tools.as_deref()).map_err(refused)?;
+        let mut goes_on = true;
         for _ in 0..turns {
             let count = if has_calls { choose(3) } else { 0 };
             let content = if count == 0 { words(choose, 4) } else { String::new() };
@@ -211,9 +214,11 @@ impl Model {
                 turn["tool_calls"] = (0..count).map(|number| call(number, choose)).collect();
             }
             messages.push(turn);
-            let Some(mut sampled) = self.sampled(&messages, tools.as_deref()) else {
-                return Err("the template does not go on from its prompt".to_owned());
-            };
+            // Of another turn only the text matters, and that is in the messages.
+            let mut sampled = self.sampled(&messages, tools.as_deref()).unwrap_or_else(|| {
+                goes_on = false;
+                Vec::new()
+            });
             if choose(4) == 0 {
                 sampled.pop();
             }
@@ -231,7 +236,7 @@ impl Model {
             ids.extend(sampled);
             ids.extend(tail);
         }
-        Ok(Lineage { messages, tools, ids })
+        Ok(Lineage { messages, tools, ids, goes_on })
     }
 }
 

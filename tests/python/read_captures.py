@@ -7,6 +7,7 @@ this process's clock.
 
 import datetime
 import glob
+import math
 import os
 import sys
 import tempfile
@@ -131,19 +132,21 @@ for option in ("", ", union_by_name = true"):
 
 # Expert routing, as a trainer takes it: two rows from position 1, two layers, two experts.
 def check_routing(library, rows):
-    """`rows`: (session, bytes, start, rows, layers, layer axis, top k, type)."""
+    """`rows`: (session, bytes, start, rows, layers, layer axis, top k, type, bits)."""
     for session, data, *shape in rows:
         if session != "c":
             assert data is None and all(value is None or value != value for value in shape), (library, session, shape)
             continue
-        start, count, layers, axis, top_k, dtype = shape
+        start, count, layers, axis, top_k, dtype, bits = shape
         assert (int(start), axis, dtype) == (1, "all_hidden", "u16"), (library, shape)
-        experts = numpy.frombuffer(data, dtype="<" + {"u8": "u1", "u16": "u2", "i32": "i4"}[dtype])
-        experts = experts.reshape(int(count), int(layers), int(top_k))
+        size = int(count), int(layers), int(top_k)
+        ones = numpy.unpackbits(numpy.frombuffer(data, "u1"), bitorder="little")[: math.prod(size) * int(bits)]
+        experts = (ones.reshape(*size, int(bits)) << numpy.arange(int(bits))).sum(-1)
+        assert int(bits) == 9 and len(data) == 9, (library, bits, data)
         assert experts.tolist() == [[[254, 255], [256, 257]], [[258, 259], [260, 261]]], (library, experts)
 
 
-ROUTING = ["session_id", "routing"] + [f"routing_{name}" for name in ("start", "rows", "layers", "layer_axis", "top_k", "dtype")]
+ROUTING = ["session_id", "routing"] + [f"routing_{name}" for name in ("start", "rows", "layers", "layer_axis", "top_k", "dtype", "bits")]
 check_routing("pyarrow", ([row[name] for name in ROUTING] for row in table.to_pylist()))
 check_routing("pandas", ([getattr(row, name) for name in ROUTING] for row in frame.itertuples()))
 check_routing("polars", ([row[name] for name in ROUTING] for row in polars.read_parquet(pattern).to_dicts()))

@@ -186,6 +186,14 @@ pub fn calls() -> Value {
            "logprobs": true, "return_token_ids": true})
 }
 
+/// How many tokens a chunk holds depends on the reader's pace, and so does what its delta holds.
+pub fn without_delta(mut shape: Value) -> Value {
+    for choice in shape["choices"].as_array_mut().expect("choices") {
+        choice["delta"] = Value::Null;
+    }
+    shape
+}
+
 /// What a list of chunks is, as the keys of each part.
 pub fn shape(event: &Value) -> Value {
     let choices: Vec<Value> = event["choices"]

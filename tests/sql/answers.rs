@@ -26,10 +26,19 @@ fn expected(call: &lego::record::Call) -> Value {
     let routing = call.routing.as_ref();
     let shape = |of: fn(&lego::record::RoutingShape) -> Value| routing.map_or(Value::Null, |r| of(r.shape()));
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    row["routing"] = json!(routing.map(|routing| hex(routing.data())));
+    let bits = routing.and_then(|r| r.ids().max()).map(|largest| largest.max(1).ilog2() as usize + 1);
+    row["routing"] = json!(routing.zip(bits).map(|(routing, bits)| hex(&packed(routing, bits))));
+    row["routing_bits"] = json!(bits);
     row["routing_rows"] = shape(|shape| json!(shape.rows));
     row["routing_dtype"] = shape(|shape| json!(shape.dtype.as_str()));
     row
+}
+
+/// Its ids, so many bits each, the lowest first.
+fn packed(routing: &lego::record::Routing, bits: usize) -> Vec<u8> {
+    let ones =
+        routing.ids().flat_map(|id| (0..bits).map(move |bit| (id >> bit & 1) as u8)).collect::<Vec<_>>();
+    ones.chunks(8).map(|ones| ones.iter().rev().fold(0, |byte, one| byte << 1 | one)).collect()
 }
 
 #[tokio::test]

@@ -16,6 +16,7 @@ mod diverged;
 mod evaluation;
 mod files;
 mod full_disk;
+mod token_in;
 
 /// Columns that must be equal between two runs of one seed, to the bit.
 const REPEATABLE: [&str; 10] = [

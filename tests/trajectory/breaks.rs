@@ -107,6 +107,25 @@ fn c14_arguments_that_harness_or_template_prints_again() {
 }
 
 #[test]
+fn where_nobody_tells_what_was_thought_only_texts_can_tell_what_was_printed_otherwise() {
+    let first = Says { thinking: "I list the files.".to_owned(), ..tool("I look.", r#"{"a": 1,"b":2}"#) };
+    let change = |agent: &mut Agent| {
+        agent.messages[1]
+            .as_object_mut()
+            .expect("a message")
+            .remove("reasoning_content")
+            .expect("it had some");
+        agent.messages[1]["tool_calls"][0]["function"]["arguments"] = json!(r#"{"b":2,"a":1}"#);
+    };
+    let (_, mut session, _) = broken(&first, change);
+    for call in &mut session.calls {
+        std::sync::Arc::make_mut(call).response = None;
+    }
+    let reason = |with_texts| session.table(with_texts)[1].broke.expect("broken").reason;
+    assert_eq!([reason(false), reason(true)], [BreakReason::Unknown; 2]);
+}
+
+#[test]
 fn the_same_text_in_other_tokens_needs_texts_to_be_known() {
     let first = Says { in_pieces: true, ..says("about an absolute path") };
     let [without, with] = reasons(&first, |_| {});

@@ -3,11 +3,14 @@
 
 #[path = "../common/calls.rs"]
 mod calls;
+#[path = "../common/histories.rs"]
+mod histories;
+#[path = "../common/render.rs"]
+mod render;
 
 mod breaks;
 mod builder;
 mod chat;
-mod render;
 mod replayed;
 mod routing;
 mod samples;

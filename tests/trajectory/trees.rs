@@ -2,56 +2,23 @@
 //! (`tests/fixtures/trees/README.md`), rendered as it says.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use lego::config::SideKind;
 use lego::protocol::translate::ReplyNames;
 use lego::protocol::{messages, responses};
-use lego::record::{Call, CallId, CallKind, CallStatus, CapturedToolCall, ClientApi, JsonText, Usage};
+use lego::record::{Call, CallId};
 use lego::trajectory::{BreakReason, LineageKind, LineageRow, Lineages, ParentBy, lineages, table};
 use serde_json::{Value, json};
 
-use crate::calls::call as made;
-use crate::render::{Reply, assistant, printed, prompt, reply};
-
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
-}
-
-fn read(path: &str) -> Value {
-    let path = fixtures().join(path);
-    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-/// A tree's file.
-struct Tree {
-    name: String,
-    tree: Value,
-}
+use crate::histories::{Tree, read, trees};
 
 /// Its calls, as captured with a template, by their numbers.
 struct Built {
     calls: BTreeMap<u64, Arc<Call>>,
     found: Lineages,
     rows: Vec<LineageRow>,
-}
-
-fn trees() -> Vec<Tree> {
-    let files =
-        fs::read_dir(fixtures().join("trees")).expect("folder").map(|entry| entry.expect("entry").path());
-    let mut files: Vec<PathBuf> =
-        files.filter(|path| path.extension().is_some_and(|extension| extension == "json")).collect();
-    files.sort();
-    assert!(files.len() > 50);
-    let name = |path: &Path| path.file_stem().expect("a name").to_string_lossy().into_owned();
-    files
-        .iter()
-        .map(|path| Tree { name: name(path), tree: read(&format!("trees/{}.json", name(path))) })
-        .collect()
 }
 
 fn decode(ids: &[u32]) -> String {
@@ -69,110 +36,48 @@ fn decode_given(ids: &[u32]) -> String {
     ids.iter().map(text).collect()
 }
 
-impl Tree {
-    fn calls(&self) -> &Vec<Value> {
-        self.tree["calls"].as_array().expect("calls")
-    }
+/// Builds what a tree's calls give.
+fn build(tree: &Tree, rendering: &str) -> Built {
+    let calls = tree.calls().iter();
+    let calls: BTreeMap<u64, Arc<Call>> = calls
+        .map(|call| (call["call"].as_u64().expect("a number"), Arc::new(tree.call(call, rendering))))
+        .collect();
+    let all: Vec<Arc<Call>> = calls.values().rev().cloned().collect();
+    let found = lineages(&all);
+    let decode: lego::trajectory::Decode<'_> = if rendering == "given" { &decode_given } else { &decode };
+    let rows = found.sessions().next().map(|session| table(session, Some(decode))).unwrap_or_default();
+    Built { calls, found, rows }
+}
 
-    fn wire(&self) -> &str {
-        self.tree["wire"].as_str().expect("a wire")
-    }
-
-    fn call(&self, call: &Value, rendering: &str) -> Call {
-        let request = read(call["request"].as_str().expect("a request"));
-        let said = reply(call, &fixtures());
-        let ids = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
-        let (asked, sampled) = if rendering == "given" {
-            let given = |name: &str| serde_json::from_value(call[name].clone()).expect("ids");
-            (given("prompt_token_ids"), given("completion_token_ids"))
-        } else {
-            let sampled =
-                said.as_ref().map(|said| assistant(&said.turn, true, said.has_ended)).unwrap_or_default();
-            (ids(&prompt(&request, self.wire(), rendering)), ids(&sampled))
+/// Where in the request's own list the message of the chat request is that it was translated to: `own`, if it is a
+/// part of that.
+fn own_message(tree: &Tree, call: u64, message: u32, own: Option<u64>) -> Option<u64> {
+    let request = read(tree.calls()[call as usize - 1]["request"].as_str().expect("a request"));
+    let list = if tree.wire() == "responses" { "input" } else { "messages" };
+    let all = request[list].as_array().expect("a list").len();
+    // With a last message to be answered, which is not counted.
+    let count = |first: usize| -> usize {
+        let mut part = request.clone();
+        let messages = part[list].as_array_mut().expect("a list");
+        messages.truncate(first);
+        messages.push(json!({"role": "user", "content": "x"}));
+        let names = ReplyNames { call_id: String::new(), model: String::new(), created: 0 };
+        let body = Bytes::from(part.to_string());
+        let chat = match tree.wire() {
+            "messages" => messages::translate(&body, names).map(|translation| translation.chat),
+            "responses" => responses::translate(&body, names, None).map(|translation| translation.chat),
+            _ => Ok(body),
         };
-        let mut one = made("s", &asked, &sampled);
-        let number = call["call"].as_u64().expect("a number");
-        one.received_at += number as i64;
-        one.client_api = match self.wire() {
-            "chat" => ClientApi::OpenaiChat,
-            "messages" => ClientApi::AnthropicMessages,
-            _ => ClientApi::OpenaiResponses,
-        };
-        // As the proxy marks them.
-        let client = self.tree["client"].as_str().expect("a client");
-        let is_agents = request["tools"].as_array().is_some_and(|tools| !tools.is_empty());
-        if matches!(client, "claude-code" | "codex" | "opencode") && !is_agents {
-            one.kind = CallKind::Aux;
-        }
-        if client == "claude-code" {
-            let agent = call["headers"]["x-claude-code-agent-id"].as_str();
-            one.harness_conversation_id = Some(agent.map_or("c".to_owned(), |agent| format!("c/{agent}")));
-        }
-        one.client_request = JsonText::new(request.to_string()).ok();
-        let Some(Reply { turn, has_ended }) = said else {
-            (one.text, one.tool_calls, one.response, one.completion_token_ids) = (None, None, None, None);
-            (one.status, one.usage) = (CallStatus::UpstreamError, None);
-            return one;
-        };
-        if !has_ended {
-            (one.status, one.usage, one.trainable) = (CallStatus::Truncated, None::<Usage>, false);
-        }
-        let message = json!({"role": "assistant", "content": turn.text, "reasoning_content": turn.reasoning});
-        let response = json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]});
-        one.response = JsonText::new(response.to_string()).ok();
-        let tool = |(id, name, arguments): &(String, String, Value)| CapturedToolCall {
-            id: id.clone(),
-            name: name.clone(),
-            arguments: printed(arguments),
-            arguments_valid_json: true,
-        };
-        one.tool_calls = (!turn.calls.is_empty()).then(|| turn.calls.iter().map(tool).collect());
-        one.text = Some(turn.text);
-        one
-    }
-
-    fn build(&self, rendering: &str) -> Built {
-        let calls = self.calls().iter();
-        let calls: BTreeMap<u64, Arc<Call>> = calls
-            .map(|call| (call["call"].as_u64().expect("a number"), Arc::new(self.call(call, rendering))))
-            .collect();
-        let all: Vec<Arc<Call>> = calls.values().rev().cloned().collect();
-        let found = lineages(&all);
-        let decode: lego::trajectory::Decode<'_> = if rendering == "given" { &decode_given } else { &decode };
-        let rows = found.sessions().next().map(|session| table(session, Some(decode))).unwrap_or_default();
-        Built { calls, found, rows }
-    }
-
-    /// Where in the request's own list the message of the chat request is that it was translated to: `own`, if it is a
-    /// part of that.
-    fn own_message(&self, call: u64, message: u32, own: Option<u64>) -> Option<u64> {
-        let request = read(self.calls()[call as usize - 1]["request"].as_str().expect("a request"));
-        let list = if self.wire() == "responses" { "input" } else { "messages" };
-        let all = request[list].as_array().expect("a list").len();
-        // With a last message to be answered, which is not counted.
-        let count = |first: usize| -> usize {
-            let mut part = request.clone();
-            let messages = part[list].as_array_mut().expect("a list");
-            messages.truncate(first);
-            messages.push(json!({"role": "user", "content": "x"}));
-            let names = ReplyNames { call_id: String::new(), model: String::new(), created: 0 };
-            let body = Bytes::from(part.to_string());
-            let chat = match self.wire() {
-                "messages" => messages::translate(&body, names).map(|translation| translation.chat),
-                "responses" => responses::translate(&body, names, None).map(|translation| translation.chat),
-                _ => Ok(body),
-            };
-            let chat: Value = serde_json::from_slice(&chat.expect("a request")).expect("JSON");
-            chat["messages"].as_array().expect("a list").len() - 1
-        };
-        let is_part = |place: usize| {
-            let (before, with) = (count(place), count(place + 1));
-            // An item may go on with the message that the one before began.
-            (before.min(with - 1)..with).contains(&(message as usize))
-        };
-        own.filter(|own| (*own as usize) < all && is_part(*own as usize))
-            .or_else(|| (0..all).find(|place| is_part(*place)).map(|place| place as u64))
-    }
+        let chat: Value = serde_json::from_slice(&chat.expect("a request")).expect("JSON");
+        chat["messages"].as_array().expect("a list").len() - 1
+    };
+    let is_part = |place: usize| {
+        let (before, with) = (count(place), count(place + 1));
+        // An item may go on with the message that the one before began.
+        (before.min(with - 1)..with).contains(&(message as usize))
+    };
+    own.filter(|own| (*own as usize) < all && is_part(*own as usize))
+        .or_else(|| (0..all).find(|place| is_part(*place)).map(|place| place as u64))
 }
 
 fn kind(word: &str) -> LineageKind {
@@ -226,7 +131,7 @@ fn recorded_histories_build_the_trees_that_were_written_down() {
         for (rendering, level) in tree.tree["tokens"].as_object().expect("renderings") {
             compared += 1;
             let mut differ = |what: String| differences.push(format!("{} {rendering}: {what}", tree.name));
-            let built = tree.build(rendering);
+            let built = build(&tree, rendering);
             let expected = level["lineages"].as_array().expect("lineages");
             let as_set = |chains: Vec<Vec<u64>>| chains.into_iter().collect::<BTreeSet<_>>();
             let chains = as_set(built.chains());
@@ -290,7 +195,7 @@ fn recorded_histories_build_the_trees_that_were_written_down() {
                     differ(format!("call {first} breaks from {from}, expected {expected}"));
                 }
                 let own = expected["message"].as_u64();
-                let message = broke.message.and_then(|message| tree.own_message(first, message, own));
+                let message = broke.message.and_then(|message| own_message(&tree, first, message, own));
                 // Of the system's own text in front of the messages nobody says where it is.
                 let in_front = expected["message"].is_null() && broke.reason == BreakReason::SystemChanged;
                 if message != expected["message"].as_u64()

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 use super::super::journal::Journal;
+use super::super::parquet_calls::ParquetCalls;
 use super::super::payload;
+use super::super::reader::Query;
 use super::super::storage::Files;
 use super::super::storage::machine::{Did, Fault, Machine};
 use super::super::writer::WriterOptions;
@@ -26,6 +28,34 @@ fn sealed() -> (TempDir, Sealed) {
     }
     let sealed = journal.seal().expect("a segment");
     (dir, sealed)
+}
+
+#[test]
+fn calls_lie_session_by_session_in_each_as_they_were_written() {
+    let dir = tempfile::tempdir().expect("a folder");
+    fs::create_dir(journal_dir(dir.path())).expect("a folder");
+    let storage = Arc::new(Files::default());
+    let mut journal = Journal::new(dir.path().to_owned(), WriterOptions::default(), 1, storage);
+    let day = 86_400_000_000_i64;
+    for number in 0..90 {
+        // Of two days; not in the order of their times.
+        let received_at = if number % 2 == 0 { 1_000 - number } else { day + 1_000 - number };
+        let of = serde_json::json!({
+            "session_id": format!("s{}", number * 7 % 10), "received_at": received_at, "attempt": number,
+        });
+        let payload = payload::encode(vec![example::call(of)]).expect("a payload");
+        journal.commit(&[&payload], &mut vec![]).expect("room");
+    }
+    let segment = journal.seal().expect("a segment");
+    let paths = compact(&Files::default(), dir.path(), segment).expect("compacted");
+    assert_eq!(paths.len(), 2);
+    for path in paths {
+        let calls = ParquetCalls::open(&path, &Query::default()).expect("a file");
+        let calls: Vec<Call> = calls.collect::<Result<_, _>>().expect("whole");
+        assert_eq!(calls.len(), 45);
+        let keys = calls.iter().map(|call| (call.session_id.as_str(), call.attempt));
+        assert!(keys.is_sorted(), "{}", path.display());
+    }
 }
 
 fn files(dir: &Path) -> Vec<PathBuf> {

@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::cmp::Ordering;
 
-use crate::capture::columns;
 use crate::capture::layout::date_of;
+use crate::capture::{bits, columns};
 use crate::record::{
     Call, CallKind, CallStatus, ClientApi, IdsSource, LayerAxis, LogprobSemantics, Routing, RoutingDtype,
     Sampling, UpstreamKind, WeightSource,
@@ -212,6 +212,7 @@ static PLAIN: &[Column] = columns! {
     "routing_layers": Kind::Int, |c| routing(c, |r| Some(r.shape().layers));
     "routing_layer_axis": names!(LayerAxis), |c| text(c.routing.as_ref().map(|r| r.shape().layer_axis.as_str()));
     "routing_top_k": Kind::Int, |c| routing(c, |r| Some(r.shape().top_k));
+    "routing_bits": Kind::Int, |c| int(c.routing.as_ref().map(bits::needed));
     "routing_dtype": names!(RoutingDtype), |c| text(c.routing.as_ref().map(|r| r.shape().dtype.as_str()));
     "text": Kind::Text, |c| text(c.text.as_deref());
     "tool_calls": Kind::Opaque, |c| present(c.tool_calls.as_ref());

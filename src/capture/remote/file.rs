@@ -14,13 +14,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
+use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 use parquet::errors::{ParquetError, Result};
 use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData};
 use parquet::file::reader::{ChunkReader, Length};
 
 use super::{Object, Remote};
 use crate::capture::error::CaptureError;
+use crate::capture::footer;
 
 /// Bytes of wanted columns that are fetched at once, if they are not asked for in larger pieces.
 const AHEAD: u64 = 1 << 20;
@@ -63,7 +64,7 @@ impl Stored {
     }
 
     pub(in crate::capture) fn footer(&self) -> Result<ArrowReaderMetadata> {
-        let read = || ArrowReaderMetadata::load(self, ArrowReaderOptions::new());
+        let read = || footer::read(self);
         match self {
             Self::Local { footer, .. } => match footer.get() {
                 Some(footer) => Ok(footer.clone()),
@@ -171,11 +172,14 @@ impl RemoteFile {
         if let Some(bytes) = windows.kept(start, least) {
             return Ok(bytes);
         }
-        let run = windows.runs.iter().find(|run| run.contains(&start));
+        // A long page whose beginning came with what lies before it.
+        let begun = windows.kept(start, 1).unwrap_or_default();
+        let from = start + begun.len() as u64;
+        let run = windows.runs.iter().find(|run| run.contains(&from));
         let range = match run {
-            Some(run) => start..end.max(run.end.min(start + AHEAD)),
+            Some(run) => from..end.max(run.end.min(from + AHEAD)),
             None if windows.runs.is_empty() && start + END >= size => size.saturating_sub(END)..size,
-            None => start..end,
+            None => from..end,
         };
         let at = range.start;
         let fetched = self.0.remote.fetch(&self.0.object, range);
@@ -185,6 +189,11 @@ impl RemoteFile {
             told
         })?;
         self.0.read.add(bytes.len() as u64);
+        let (at, bytes) = if at == from && !begun.is_empty() {
+            (start, Bytes::from([begun, bytes].concat()))
+        } else {
+            (at, bytes)
+        };
         windows.bytes += bytes.len() as u64;
         windows.pieces.push_back((at, bytes.clone()));
         while windows.bytes > KEPT && windows.pieces.len() > 1 {

@@ -14,9 +14,7 @@ use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-use parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
-};
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReaderBuilder};
 use serde::Serialize;
 
 use self::cross::Cross;
@@ -31,7 +29,7 @@ use super::place::Place;
 use super::reader::{self, Query};
 use super::remote::{Footer, Stored, Tally};
 use super::summed::{self, Sum};
-use super::{decode, drafts, lock, payload};
+use super::{decode, drafts, footer, lock, payload};
 use crate::record::{Call, CallId, SessionId};
 
 /// Something that should not be.
@@ -172,7 +170,7 @@ impl Work<'_> {
         self.verified.parquet_files += 1;
         let path = &listed.path;
         let mut file = listed.whole()?;
-        let metadata = match ArrowReaderMetadata::load(&file, ArrowReaderOptions::new()) {
+        let metadata = match footer::read(&file) {
             Ok(metadata) => metadata,
             Err(error) => {
                 self.tell(Finding::of_file(path, "parquet_footer", error.to_string()));
@@ -182,6 +180,9 @@ impl Work<'_> {
         if let Err(reason) = parquet_calls::check_version(metadata.metadata()) {
             self.tell(Finding::of_file(path, "parquet_footer", reason));
             return Ok(());
+        }
+        if let Err(error) = footer::check_places(&file, &metadata) {
+            self.tell(Finding::of_file(path, "parquet_checksum", error.to_string()));
         }
         file.seek(SeekFrom::Start(0)).map_err(CaptureError::io("read", path))?;
         let pairs = metadata.metadata().file_metadata().key_value_metadata();

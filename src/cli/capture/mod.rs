@@ -209,7 +209,11 @@ fn load(dir: &Place, query: Query) -> anyhow::Result<Vec<Call>> {
 }
 
 fn warn_skipped(reader: &Reader) {
-    for what in reader.left_out() {
+    warn(&reader.left_out());
+}
+
+fn warn(left_out: &[String]) {
+    for what in left_out {
         errln!("warning: left out {what}");
     }
 }

@@ -1,5 +1,6 @@
 //! `lego capture show`.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io::Write;
@@ -10,59 +11,56 @@ use anyhow::Context as _;
 use super::lineages::comes_from;
 use super::texts::Texts;
 use super::turns::{Sent, Turn, turns};
-use super::{ShowArgs, captures, load, time};
-use crate::capture::Query;
+use super::{ShowArgs, captures, load, time, warn};
+use crate::capture::{Query, in_order};
 use crate::record::{Call, CallId, IdsSource};
 use crate::trajectory::{self, Decode, Lineage, LineageRow};
 
 /// In the place of what is null in the record.
 const UNKNOWN: &str = "unknown";
 
-/// Prints a session or a call.
+/// Prints a session or a call. A session's lineages are read of all its calls first, unless it is printed as JSON.
 pub fn show(out: &mut dyn Write, args: &ShowArgs) -> anyhow::Result<()> {
     let dir = captures(&args.capture_dir, &args.local)?;
     let id = &args.id;
-    let mut calls = match id.parse() {
-        Ok(session) => load(&dir, Query::session(session))?,
-        Err(_) => vec![],
-    };
-    if let (true, Ok(call_id)) = (calls.is_empty(), id.parse()) {
-        calls = load(&dir, Query { call_id: Some(call_id), ..Query::default() })?;
-    }
-    anyhow::ensure!(
-        !calls.is_empty(),
-        "no session or call {id} in {}: `lego capture ls` lists them",
-        dir.shown()
-    );
     let texts = if args.json { None } else { Texts::find(args.tokenizer.as_deref(), dir.dir())? };
-    let calls: Vec<Arc<Call>> = calls.into_iter().map(Arc::new).collect();
-    let beginnings = if args.json {
-        HashMap::new()
-    } else if calls[0].session_id.as_str() == id {
-        beginnings(&calls, texts.as_ref())
-    } else {
-        let session = load(&dir, Query::session(calls[0].session_id.clone()))?;
-        beginnings(&session.into_iter().map(Arc::new).collect::<Vec<_>>(), texts.as_ref())
-    };
-    let mut before = Vec::new();
-    for call in &calls {
+    let (mut before, is_there) = (Vec::new(), Cell::new(false));
+    let mut lineages: Option<HashMap<CallId, LineageRow>> = None;
+    let mut give = |call: Call| {
+        is_there.set(true);
         if args.json {
-            writeln!(out, "{}", serde_json::to_string(&**call)?)?;
-            continue;
+            return Ok(writeln!(out, "{}", serde_json::to_string(&call)?)?);
         }
-        if let Some(row) = beginnings.get(&call.call_id).filter(|_| call.choice_index == 0) {
+        let lineages = match &mut lineages {
+            Some(known) => known,
+            unknown => {
+                let session = load(&dir, Query::session(call.session_id.clone()))?;
+                let session: Vec<Arc<Call>> = session.into_iter().map(Arc::new).collect();
+                unknown.insert(beginnings(&session, texts.as_ref()))
+            }
+        };
+        if let Some(row) = lineages.get(&call.call_id).filter(|_| call.choice_index == 0) {
             writeln!(out, "══ lineage {} · {} · {}", row.index, row.kind.as_str(), comes_from(row))?;
         }
-        let now = show_call(out, call, &before)?;
+        let now = show_call(out, &call, &before)?;
         if args.tokens {
-            let texts = texts.as_ref().filter(|texts| texts.fits(call));
-            show_tokens(out, call, texts)?;
+            let texts = texts.as_ref().filter(|texts| texts.fits(&call));
+            show_tokens(out, &call, texts)?;
         }
         if !now.is_empty() {
             before = now;
         }
+        Ok::<(), anyhow::Error>(())
+    };
+    let session = id.parse().ok().map(Query::session);
+    let call = id.parse().ok().map(|call_id| Query { call_id: Some(call_id), ..Query::default() });
+    for query in [session, call].into_iter().flatten() {
+        warn(&in_order(&dir, &query, &mut give)?);
+        if is_there.get() {
+            return Ok(());
+        }
     }
-    Ok(())
+    anyhow::bail!("no session or call {id} in {}: `lego capture ls` lists them", dir.shown())
 }
 
 /// What the lineages that begin in a session are, by their first calls. One that has the session to itself says nothing.

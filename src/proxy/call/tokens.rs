@@ -9,6 +9,9 @@ use crate::upstream::dialect::{self, Approach, Prepared, Wanted};
 use crate::upstream::sglang_request::{self, Asking};
 use crate::upstream::{self, Capabilities, UpstreamError, UpstreamReply};
 
+/// Most bytes of an error that are looked at.
+const MAX_SAID: usize = 4 << 10;
+
 impl Call {
     /// Renders the prompt, where the route asks with tokens. What cannot be said so is said in chat.
     pub(super) async fn render(&mut self, face: &mut Face) {
@@ -62,14 +65,26 @@ impl Call {
     }
 
     /// True if the upstream has no endpoint that takes tokens, as its reply says: it is asked in chat's words then.
-    pub(super) fn lacks_tokens(
+    pub(super) async fn lacks_tokens(
         &mut self,
         face: &mut Face,
-        first: &Result<UpstreamReply, UpstreamError>,
+        first: &mut Result<UpstreamReply, UpstreamError>,
     ) -> bool {
-        let is_missing = self.rendered.is_some()
-            && first.as_ref().is_ok_and(|reply| upstream::is_missing(reply.status.as_u16()));
-        is_missing && self.leave_tokens(face)
+        let Some(reply) = first.as_mut().ok().filter(|reply| upstream::is_missing(reply.status.as_u16()))
+        else {
+            return false;
+        };
+        if self.rendered.is_none() {
+            return false;
+        }
+        // A server that does not know the model says so in the same way, and names it.
+        let said = tokio::select! {
+            biased;
+            _ = self.abort.cancelled() => return false,
+            said = reply.body.peek(MAX_SAID) => said,
+        };
+        let model = self.upstream_model().as_bytes();
+        memchr::memmem::find(&said, model).is_none() && self.leave_tokens(face)
     }
 
     /// Asks in chat's words from here on; false if it asks with none else.

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use crate::protocol::canonical::canonical as json_text;
 use crate::record::{CallId, CapturedToolCall};
 
 /// A conversation up to some message.
@@ -164,7 +165,7 @@ pub(super) fn canonical(message: &Value) -> Option<String> {
         })
         .collect();
     let about = |name: &str| fields.get(name).cloned().unwrap_or_default();
-    Some(sorted(serde_json::json!([role, content, calls, about("name"), about("tool_call_id")])))
+    Some(json_text(&serde_json::json!([role, content, calls, about("name"), about("tool_call_id")])))
 }
 
 /// The same of a reply, as its client says it later.
@@ -179,7 +180,7 @@ pub(super) fn canonical_reply(text: &str, calls: &[CapturedToolCall]) -> String 
             )
         })
         .collect();
-    sorted(serde_json::json!(["assistant", [text.trim()], calls, null, null]))
+    json_text(&serde_json::json!(["assistant", [text.trim()], calls, null, null]))
 }
 
 fn told_call(id: &Value, name: &Value, arguments: Value) -> Value {
@@ -213,11 +214,6 @@ fn content(content: &Value) -> Vec<Value> {
         whole => other.push(whole.clone()),
     }
     std::iter::once(Value::from(text.trim())).chain(other).collect()
-}
-
-fn sorted(mut value: Value) -> String {
-    value.sort_all_objects();
-    value.to_string()
 }
 
 #[cfg(test)]

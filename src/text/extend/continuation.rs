@@ -118,19 +118,20 @@ impl<'a> Continuation<'a> {
 
     /// The rendering of the whole conversation ends with this one's new part.
     pub(super) fn check_whole(&self) -> Result<(), String> {
-        match &self.whole {
-            Ok(whole) if !whole.ends_with(&self.rest) => {
-                let shared =
-                    whole.chars().rev().zip(self.rest.chars().rev()).take_while(|(a, b)| a == b).count();
-                let at = self.rest.chars().count() - shared;
-                let differs: String = self.rest.chars().skip(at.saturating_sub(40)).take(80).collect();
-                Err(format!(
-                    "what the template writes after a turn depends on the turn's own words, near {differs:?}"
-                ))
-            }
-            // What the template refuses as a whole has no rendering to differ from.
-            _ => Ok(()),
-        }
+        // What the template refuses as a whole has no rendering to differ from.
+        let Some(whole) = self.whole.as_deref().ok().filter(|whole| !whole.ends_with(&self.rest)) else {
+            return Ok(());
+        };
+        let shared = whole.chars().rev().zip(self.rest.chars().rev()).take_while(|(a, b)| a == b).count();
+        let before = |text: &str| {
+            let end: Vec<char> = text.chars().rev().skip(shared.saturating_sub(20)).take(60).collect();
+            end.into_iter().rev().collect::<String>()
+        };
+        Err(format!(
+            "what the template writes after a turn depends on the turn's own words: {:?} with them, {:?} without",
+            before(whole),
+            before(&self.rest)
+        ))
     }
 
     /// The text from the end of the turn on, with the marks of text that is not to become control tokens.

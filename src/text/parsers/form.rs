@@ -169,7 +169,8 @@ impl ReasoningForm {
 
     /// Its tags.
     pub fn tags(self) -> impl Iterator<Item = &'static str> {
-        self.open().iter().chain(self.close()).copied()
+        let all = if self == Self::Harmony { harmony::TAGS } else { &[] };
+        self.open().iter().chain(self.close()).chain(all).copied()
     }
 
     pub(super) fn open(self) -> Tags {

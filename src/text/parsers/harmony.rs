@@ -10,6 +10,8 @@ use super::form::{CallParser, Step};
 use super::sink::{Malformation, Sink};
 use super::window::{Next, Tags, Window};
 
+pub(super) const TAGS: Tags =
+    &["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>"];
 const CHANNEL: Tags = &["<|channel|>", "<|message|>"];
 const MESSAGE: Tags = &["<|message|>"];
 const START: Tags = &["<|start|>"];
@@ -92,7 +94,7 @@ fn say(window: &mut Window, end: usize, is_reasoning: bool, sink: &mut Sink) {
 
 impl CallParser for Harmony {
     fn tags(&self) -> Tags {
-        &["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>"]
+        TAGS
     }
 
     fn openers(&self) -> Tags {

@@ -24,6 +24,9 @@ With --relay token_in lego renders the prompts, and the upstream has a tokenizer
 - no call was asked in chat's words, but where the table says why;
 - a prompt is made of control tokens where the template has them and nowhere else, and says what the client said (Chat);
 - the record's text and tool calls are what was sampled, arguments byte by byte.
+
+By either relay `lego capture lineages` has the task's turns in one lineage, or tells the breaks and reasons of the table,
+and the ledger adds up.
 """
 
 import argparse
@@ -199,6 +202,8 @@ def run(client, wire, fault, options):
             report["records"] = len(records)
             checks.check_records(records, entries, wire, session, say)
             rows = lego.capture("lineages")
+            # It fails where a token is in no account.
+            lego.capture("ledger")
         checks.check_fault(fault, entries, say)
         if not ends and client.prints_answer:
             if conversation.LAST_TEXT not in (folder / "client.log").read_text(errors="replace"):
@@ -280,6 +285,8 @@ def main():
     parser.add_argument("--direct", action="store_true", help="without lego (chat only): what the client does alone")
     parser.add_argument("--list", action="store_true", help="show clients and wires")
     options = parser.parse_args()
+    if options.direct and options.relay != "live":
+        parser.error("--direct is without lego: it has no relay")
     options.clients = options.clients.resolve()
     options.lego = str(Path(options.lego).resolve())
     if options.list:

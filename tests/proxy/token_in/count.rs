@@ -28,8 +28,12 @@ async fn tokens_are_counted_by_the_prompt_that_would_be_sent() {
         list.push(json!({"role": "user", "content": [result]}));
         body.as_object_mut().expect("an object").remove("max_tokens");
     }
-    let prompts: Vec<Vec<Value>> =
-        world.engine.asked().iter().map(|(_, body)| body["prompt"].as_array().expect("ids").clone()).collect();
+    let prompts: Vec<Vec<Value>> = world
+        .engine
+        .asked()
+        .iter()
+        .map(|(_, body)| body["prompt"].as_array().expect("ids").clone())
+        .collect();
     assert_eq!(prompts.iter().map(Vec::len).collect::<Vec<_>>(), counts);
     let calls = world.calls().await;
     assert_eq!(calls.len(), 2);

@@ -358,6 +358,7 @@ fn check_metrics(page: &str, calls: usize, streams: usize) {
         "lego_proxy_calls_without_client",
         "lego_proxy_refused_total",
         "lego_proxy_rejoined_total",
+        "lego_proxy_resumed_replies_total",
         "lego_proxy_route_calls_total",
         "lego_proxy_sessions_expired_total",
     ];

@@ -111,6 +111,7 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     options.open_files = open_files;
     options.spill = Some(crate::capture::Spill::in_folder(place.dir()));
     options.local_tokenizer = tokenizers.of_proxy(config);
+    options.renderer = tokenizers.renderer(&settings.server(), settings.local_tokenizer.as_deref());
     options.render_metrics = Some(Arc::new(move || page.render()));
     let mut answers: Vec<String> = default.iter().map(|upstream| upstream.place()).collect();
     answers.extend(

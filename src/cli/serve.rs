@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -10,6 +11,7 @@ use axum::serve::ListenerExt as _;
 use crate::engine::{Engine, EngineOptions, LogprobsMode};
 use crate::model::Model;
 use crate::serve::{ServeState, router};
+use crate::text::parsers::{Forms, ReasoningForm, ToolForm, UnknownForm};
 use crate::text::{ChatTemplate, Tokenizer};
 
 /// Serve a model over HTTP, in the shapes of vLLM's OpenAI-compatible server.
@@ -42,6 +44,14 @@ pub struct Args {
     /// Which log-probs replies carry: of the logits, or of the distribution sampled from (after temperature, top-k, top-p).
     #[arg(long, value_enum, default_value_t = Mode::RawLogprobs)]
     logprobs_mode: Mode,
+    /// Form of tool calls, as vLLM names it: hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, kimi_k2,
+    /// glm45 (default: the one that the chat template shows).
+    #[arg(long)]
+    tool_call_parser: Option<ToolForm>,
+    /// Form of reasoning: qwen3, deepseek_r1, glm45, mistral, or none to leave it in the content (default: the one that
+    /// the chat template shows).
+    #[arg(long)]
+    reasoning_parser: Option<Reasoning>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -50,6 +60,18 @@ enum Mode {
     RawLogprobs,
     #[value(name = "processed_logprobs")]
     ProcessedLogprobs,
+}
+
+/// A value of `--reasoning-parser`.
+#[derive(Debug, Clone, Copy)]
+struct Reasoning(Option<ReasoningForm>);
+
+impl FromStr for Reasoning {
+    type Err = UnknownForm;
+
+    fn from_str(name: &str) -> Result<Self, UnknownForm> {
+        if name == "none" { Ok(Self(None)) } else { name.parse().map(|form| Self(Some(form))) }
+    }
 }
 
 /// Runs the command until it is interrupted.
@@ -78,7 +100,18 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         names.push(folder.unwrap_or_else(|| "policy".to_owned()));
     }
     let engine = Engine::start(Arc::new(model), options)?;
-    let state = ServeState::new(engine, Arc::new(tokenizer), Arc::new(template), names);
+    let shown = Forms::of_template(template.source());
+    let forms = Forms {
+        tools: args.tool_call_parser.or(shown.tools),
+        reasoning: args.reasoning_parser.map_or(shown.reasoning, |Reasoning(form)| form),
+    };
+    if forms.tools.is_none() {
+        tracing::warn!(
+            "the chat template shows no form of tool calls that lego reads: requests with tools are refused without \
+             --tool-call-parser"
+        );
+    }
+    let state = ServeState::new(engine, Arc::new(tokenizer), Arc::new(template), names, forms);
     super::block_on(listen(&args.host, args.port, state))
 }
 

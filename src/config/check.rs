@@ -4,7 +4,7 @@ mod routes;
 
 use std::path::{Component, Path, PathBuf};
 
-use super::{Config, ConfigError, ObjectUrl, ObjectUrlError, ReadonlyPaths, listen};
+use super::{Config, ConfigError, ObjectUrl, ObjectUrlError, ReadonlyPaths, Relay, listen};
 
 /// Places inside a sandbox that are its own: system folders, the workspace, lego's own files.
 const OWN_PLACES: [&str; 13] = [
@@ -174,6 +174,14 @@ impl Problems<'_> {
         self.variable("proxy.client_token_env", proxy.client_token_env.as_deref());
         self.variable("proxy.admin_token_env", proxy.admin_token_env.as_deref());
         self.server(&proxy.server());
+        self.require(
+            proxy.relay != Relay::TokenIn
+                || !self.config.has_default_route()
+                || proxy.server().rendered_folder(proxy.local_tokenizer.as_deref()).is_some(),
+            "proxy.relay",
+            "prompts are rendered here, and nobody says with which tokenizer and chat template",
+            "Set proxy.local_tokenizer to the folder of the upstream's model (tokenizer.json, chat_template.jinja).",
+        );
         self.positive("policy.max_batch", policy.max_batch as u64);
         if let Some(tokens) = policy.max_context_tokens {
             self.positive("policy.max_context_tokens", tokens as u64);

@@ -37,7 +37,7 @@ pub use model_names::{fitting, is_beginning};
 pub use object_url::{ObjectScheme, ObjectUrl, ObjectUrlError};
 pub use proxy::{
     Durability, Harness, HarnessType, InlineSystem, LlmConfigOverride, PinnedSampling, Proxy, Relay,
-    ReplayedReasoning, SANDBOX_PORT, ServerTools, UpstreamKind, UpstreamResponses,
+    ReplayedReasoning, SANDBOX_PORT, ServerTools, TokenHistory, UpstreamKind, UpstreamResponses,
 };
 pub use routes::{Route, RouteKind, Server, Volatile, VolatileAction, VolatileRole, VolatileRule};
 pub use sandbox::{AgentOom, Cache, Defense, NetworkPolicy, ReadonlyPaths, Sandbox, SandboxBackend};

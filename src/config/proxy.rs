@@ -82,6 +82,13 @@ pub struct Proxy {
     pub probe_upstream: bool,
     /// How a reply is passed on.
     pub relay: Relay,
+    /// With `relay = token_in`: what the model sees of earlier turns.
+    pub token_history: TokenHistory,
+    /// With `relay = token_in`: the form of tool calls in sampled text, by vLLM's name for its parser. Absent: the one of
+    /// the chat template.
+    pub tool_call_parser: Option<String>,
+    /// The same for reasoning.
+    pub reasoning_parser: Option<String>,
     /// What a finished call survives before the harness may act on it.
     pub durability: Durability,
     /// Longest wait for usage and terminator before a call is committed without them, in milliseconds.
@@ -181,6 +188,9 @@ impl Default for Proxy {
             capture_stall_timeout_secs: 60,
             probe_upstream: true,
             relay: Relay::Auto,
+            token_history: TokenHistory::Sampled,
+            tool_call_parser: None,
+            reasoning_parser: None,
             durability: Durability::PowerLoss,
             commit_wait_ms: 1000,
             keep_alive_secs: 15,
@@ -337,8 +347,21 @@ pub enum Relay {
     Live,
     /// Ask without streaming, give the harness a real event sequence.
     Destreamed,
-    /// Render the template here and call a token endpoint.
+    /// Render the chat template here and ask for tokens with tokens, so that each prompt extends the ids of the one before
+    /// (`docs/token-in.md`). Needs `local_tokenizer`, or the embedded engine.
     TokenIn,
+}
+
+/// What a prompt that lego renders has of earlier turns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenHistory {
+    /// The ids that were sampled, as they were sampled, reasoning included. Each prompt extends the one before it.
+    #[default]
+    Sampled,
+    /// What the chat template makes of the messages, as the engine's own chat endpoint would. Most templates leave the
+    /// reasoning of earlier turns out, so that each turn begins a lineage.
+    Template,
 }
 
 /// What a finished call survives before the harness may act on it.

@@ -7,7 +7,9 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Config, ConfigError, Origin, PinnedSampling, Proxy, Secret, UpstreamKind, UpstreamResponses};
+use super::{
+    Config, ConfigError, Origin, PinnedSampling, Proxy, Relay, Secret, UpstreamKind, UpstreamResponses,
+};
 
 const SHARED: &str = "proxy.local_tokenizer";
 
@@ -149,6 +151,16 @@ impl Server {
     pub fn is_embedded(&self) -> bool {
         self.base_url == "embedded"
     }
+
+    /// The folder with tokenizer and chat template of its model, and the key that names it. `local`: that of
+    /// `local_tokenizer`.
+    #[must_use]
+    pub fn rendered_folder<'a>(&'a self, local: Option<&'a Path>) -> Option<(String, &'a Path)> {
+        match local {
+            None if self.is_embedded() => Some((format!("{}.model_path", self.table), &self.model_path)),
+            local => local.map(|folder| (format!("{}.local_tokenizer", self.table), folder)),
+        }
+    }
 }
 
 impl Proxy {
@@ -222,6 +234,25 @@ impl Config {
         let default = default.map(|folder| (SHARED.to_owned(), folder));
         let routes = proxy.routes.iter().filter_map(|(name, route)| route.local_tokenizer(name, proxy));
         default.into_iter().chain(routes).map(|(key, folder)| (key, folder.to_owned())).collect()
+    }
+
+    /// The folders of the models that are asked with tokens, each with the key that names it.
+    #[must_use]
+    pub fn rendered_folders(&self) -> Vec<(String, PathBuf)> {
+        let proxy = &self.proxy;
+        if proxy.relay != Relay::TokenIn {
+            return Vec::new();
+        }
+        let default = self.has_default_route().then(|| (proxy.server(), proxy.local_tokenizer.as_deref()));
+        let routes = proxy.routes.iter().map(|(name, route)| {
+            let local = route.local_tokenizer(name, proxy).map(|(_, folder)| folder);
+            (proxy.server_of(name, route), local)
+        });
+        let folder = |(server, local): (Server, Option<&Path>)| {
+            let (key, folder) = server.rendered_folder(local)?;
+            Some((key, folder.to_owned()))
+        };
+        default.into_iter().chain(routes).filter_map(folder).collect()
     }
 
     /// The servers that are called, each once: the default one if it is used, and those of routes that have their own.

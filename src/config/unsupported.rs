@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::layers::one_or_several;
 use super::{
-    Algorithm, Config, ConfigError, HarnessType, NetworkPolicy, ObjectUrl, Origin, ReadonlyPaths, Relay,
-    RewardType, SANDBOX_PORT, SandboxBackend, UpstreamKind,
+    Algorithm, Config, ConfigError, HarnessType, NetworkPolicy, ObjectUrl, Origin, ReadonlyPaths, RewardType,
+    SANDBOX_PORT, SandboxBackend, UpstreamKind,
 };
 
 /// What a config is used for: only what that needs is refused.
@@ -119,12 +119,6 @@ impl Notes<'_> {
 
     fn proxy(&mut self) {
         let proxy = &self.config.proxy;
-        self.refuse_if(
-            proxy.relay == Relay::TokenIn,
-            "proxy.relay",
-            "the token-in relay does not exist yet",
-            "Set it to auto, live or destreamed.",
-        );
         self.refuse_if(
             proxy.upstream_kind == UpstreamKind::Anthropic && proxy.pinned_sampling.is_some(),
             "proxy.pinned_sampling",

@@ -65,6 +65,12 @@ impl Proxy {
         self.inner.gate.set_open(false);
     }
 
+    /// As [`Proxy::pause`]; streamed calls of the token-in relay let go of their upstream, and go on from the tokens that
+    /// they have once [`Proxy::resume`] lets them through: weights can change in the middle of a reply.
+    pub fn interrupt(&self) {
+        self.inner.gate.interrupt();
+    }
+
     /// Lets calls through again.
     pub fn resume(&self) {
         self.inner.gate.set_open(true);
@@ -97,9 +103,35 @@ async fn state_of(State(shared): State<Shared>) -> Json<Value> {
     state(&shared)
 }
 
-async fn pause(State(shared): State<Shared>) -> Json<Value> {
-    shared.inner.gate.set_open(false);
-    state(&shared)
+/// What becomes of calls that run when the gate closes.
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct Pause {
+    #[serde(default)]
+    running: WhileRunning,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "snake_case")]
+enum WhileRunning {
+    /// They come to their end.
+    #[default]
+    Finish,
+    /// Those of the token-in relay stop, and go on behind the gate.
+    Interrupt,
+}
+
+async fn pause(State(shared): State<Shared>, body: Bytes) -> Response {
+    let body = if body.trim_ascii().is_empty() { b"{}".as_slice() } else { &body };
+    match serde_json::from_slice(body) {
+        Ok(Pause { running: WhileRunning::Finish }) => shared.inner.gate.set_open(false),
+        Ok(Pause { running: WhileRunning::Interrupt }) => shared.inner.gate.interrupt(),
+        Err(error) => {
+            let message = format!(r#"send nothing, or {{"running": "finish" | "interrupt"}}: {error}"#);
+            return refuse(400, ErrorType::InvalidRequest, "bad_pause", &message);
+        }
+    }
+    state(&shared).into_response()
 }
 
 async fn resume(State(shared): State<Shared>) -> Json<Value> {

@@ -6,6 +6,7 @@ pub(super) mod answer;
 mod found;
 mod native;
 mod responses;
+mod tokens;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use http::{Method, StatusCode, Uri};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument as _;
 
+use self::answer::Form;
 use super::body::Taken;
 use super::face::{self, Face, Incoming};
 use super::failures::Failed;
@@ -31,6 +33,8 @@ use super::rejoin::{self, Attendance};
 use super::routes::Route;
 use super::session::Session;
 use super::stop::Stop;
+use super::token_in::Rendered;
+use super::token_in::segments::{self, Asking};
 use super::{Inner, Shared, failures, identify, reply, store, unread, whole};
 use crate::config::Relay as RelayChoice;
 use crate::protocol::chat::Request;
@@ -148,6 +152,7 @@ async fn serve(
         body,
         request,
         prompt_ids: None,
+        rendered: None,
         uri: uri.clone(),
         headers,
     };
@@ -176,6 +181,8 @@ struct Call {
     request: Request,
     /// The ids of its prompts by the upstream's tokenizer, as JSON.
     prompt_ids: Option<Vec<u8>>,
+    /// The upstream is asked with tokens.
+    rendered: Option<Arc<Rendered>>,
     uri: Uri,
     headers: HeaderMap,
     attendance: Arc<Attendance>,
@@ -209,6 +216,7 @@ enum Again {
 
 impl Call {
     async fn run(mut self, mut face: Face) -> Result<Response, ApiError> {
+        self.render(&mut face).await;
         let capabilities = if face.upstream_api == ClientApi::SglangGenerate {
             self.native(&mut face).await
         } else {
@@ -244,7 +252,9 @@ impl Call {
                     return Ok(self.answer_early(recorder, face, sending));
                 }
             };
-            let again = if self.lacks_responses(&face, &first) {
+            let again = if self.lacks_tokens(&mut face, &first) {
+                Some(Again::With(attempt.additions))
+            } else if self.lacks_responses(&face, &first) {
                 match self.in_chat(&mut face, &first) {
                     Ok(additions) => Some(Again::With(additions)),
                     Err(error) => {
@@ -254,6 +264,12 @@ impl Call {
             } else {
                 self.again(&attempt, &mut face, &recorder, &mut first).await
             };
+            // Without what was added the reply would have no ids to be read from.
+            if matches!(&again, Some(Again::With(additions)) if *additions != Additions::All)
+                && self.rendered.is_some()
+            {
+                self.leave_tokens(&mut face);
+            }
             let Some(again) = again else {
                 self.learn_of_responses(&face, &first);
                 let is_success = first.as_ref().is_ok_and(|reply| reply.status.is_success());
@@ -307,6 +323,9 @@ impl Call {
         face: &Face,
         capabilities: Capabilities,
     ) -> Result<Prepared, json::ScanError> {
+        if let Some(rendered) = &self.rendered {
+            return self.prepared_with_tokens(rendered, capabilities);
+        }
         if face.upstream_api == ClientApi::SglangGenerate {
             return self.prepared_natively(face, capabilities);
         }
@@ -344,6 +363,7 @@ impl Call {
                 client_body: self.body.clone(),
                 upstream_api: face.upstream_api,
                 route: Arc::clone(&self.route),
+                rendered: self.rendered.clone(),
             },
             self.request.clone(),
             prepared,
@@ -376,6 +396,7 @@ impl Call {
         // What it says is said in the client's protocol.
         let query = self.uri.query().filter(|_| face.writer.is_none()).map(str::to_owned);
         let api = face.upstream_api;
+        let rendered = recorder.rendered().cloned();
         Box::pin(async move {
             let path = match api {
                 ClientApi::OpenaiCompletions => "/completions",
@@ -388,8 +409,24 @@ impl Call {
                 inner.gate.passed().await;
             }
             // Behind the gate: the weights may have changed while the call waited at it.
-            let _ = version_at_start.set(route.version_now(&inner, &session));
-            route.upstream.send(Method::POST, path, query.as_deref(), &headers, body).await
+            let version = route.version_now(&inner, &session);
+            let _ = version_at_start.set(version.clone());
+            let first = body.clone();
+            let reply = route.upstream.send(Method::POST, path, query.as_deref(), &headers, body).await?;
+            let Some(rendered) = rendered.filter(|_| Form::of(&reply) == Form::Stream) else {
+                return Ok(reply);
+            };
+            let asking = Asking {
+                inner,
+                session,
+                route,
+                rendered,
+                path,
+                headers,
+                body: first,
+                version_at_start: version,
+            };
+            Ok(segments::joined(asking, reply, api == ClientApi::SglangGenerate))
         })
     }
 }

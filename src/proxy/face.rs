@@ -1,5 +1,7 @@
 //! What a client sees: its own protocol, whatever the upstream speaks.
 
+use std::sync::Arc;
+
 use axum::response::Response;
 use bytes::Bytes;
 use serde::Deserialize;
@@ -7,6 +9,7 @@ use serde::Deserialize;
 use super::responses::Responses;
 use super::routes::Route;
 use super::session::Session;
+use super::token_in::Rendered;
 use super::{Inner, reply};
 use crate::config::{InlineSystem, ReplayedReasoning, ServerTools};
 use crate::protocol::chat::{self, Reply, Request};
@@ -193,6 +196,15 @@ pub(super) fn as_configured(inner: &Inner, mut chat: Bytes) -> Result<Bytes, Api
 }
 
 impl Face {
+    /// The upstream is asked with tokens. `is_native`: by SGLang's own endpoint.
+    pub(super) fn ask_with_tokens(&mut self, rendered: &Arc<Rendered>, is_native: bool) {
+        self.writer = Some(rendered.writer(self.writer.take(), is_native));
+        self.upstream_api = match is_native {
+            true => ClientApi::SglangGenerate,
+            false => ClientApi::OpenaiCompletions,
+        };
+    }
+
     /// The upstream is spoken to in the client's protocol after all.
     pub(super) fn speak_plainly(&mut self) {
         self.upstream_api = self.api;

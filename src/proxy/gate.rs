@@ -8,17 +8,24 @@ use tokio::sync::watch;
 /// The weights' version by lego's clock when a call was sent upstream; empty before.
 pub(super) type VersionAtStart = Arc<OnceLock<Option<String>>>;
 
-/// The gate in front of the upstream. Calls that are under way are not touched; new ones wait at it with their
-/// connections kept alive.
+/// The gate in front of the upstream. Calls that are under way are not touched, unless they can go on later and are
+/// told to stop; new ones wait at it with their connections kept alive.
 pub(super) struct Gate {
     is_open: watch::Sender<bool>,
+    /// Counts the times that running calls were to let go of their upstream.
+    interrupts: watch::Sender<u64>,
     counts: Arc<Counts>,
     version: Mutex<Option<String>>,
 }
 
 impl Default for Gate {
     fn default() -> Self {
-        Self { is_open: watch::Sender::new(true), counts: Arc::default(), version: Mutex::default() }
+        Self {
+            is_open: watch::Sender::new(true),
+            interrupts: watch::Sender::new(0),
+            counts: Arc::default(),
+            version: Mutex::default(),
+        }
     }
 }
 
@@ -26,6 +33,17 @@ impl Gate {
     pub(super) fn set_open(&self, is_open: bool) {
         self.is_open.send_replace(is_open);
         metrics::gauge!("lego_proxy_paused").set(if is_open { 0.0 } else { 1.0 });
+    }
+
+    /// Closes the gate; running calls that can go on later ([`interrupts`](Self::interrupts)) stop and wait at it.
+    pub(super) fn interrupt(&self) {
+        self.set_open(false);
+        self.interrupts.send_modify(|count| *count += 1);
+    }
+
+    /// Changes when running calls are to let go of their upstream.
+    pub(super) fn interrupts(&self) -> watch::Receiver<u64> {
+        self.interrupts.subscribe()
     }
 
     pub(super) fn is_open(&self) -> bool {

@@ -16,8 +16,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
+use super::token_in::Renderer;
 use super::verdict::{LOCAL_COMPLETION_REFUSED, LOCAL_IDS, LOCAL_IDS_USAGE, LOCAL_PROMPT_REFUSED};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Server};
 use crate::protocol::chat::Reply;
 use crate::record::{Call, CallStatus, ClientApi, IdsSource, JsonText};
 use crate::text::{ChatInput, ChatTemplate, TextError, Tokenizer, encode_chat};
@@ -95,8 +96,8 @@ impl LocalTokenizer {
 
     /// The ids of a text, if it reads back from them and can be nothing but text.
     fn ids_of(&self, text: &str) -> Option<Vec<u32>> {
-        // What stands there may be a character that a token cut.
-        if text.contains('\u{fffd}') {
+        // What stands there may be a character that a token cut; and a space before it may have been left out.
+        if text.contains('\u{fffd}') || self.tokenizer.depends_on_position() {
             return None;
         }
         let ids = self.tokenizer.encode_text(text).ok()?;
@@ -138,7 +139,11 @@ impl LocalTokenizer {
 
 /// The local tokenizers of a configuration, each folder loaded once.
 #[derive(Debug, Clone, Default)]
-pub struct LocalTokenizers(BTreeMap<PathBuf, Arc<LocalTokenizer>>);
+pub struct LocalTokenizers {
+    filling: BTreeMap<PathBuf, Arc<LocalTokenizer>>,
+    /// Of the models that are asked with tokens.
+    renderers: BTreeMap<PathBuf, Arc<Renderer>>,
+}
 
 impl LocalTokenizers {
     /// Loads the folders that the configuration names.
@@ -162,13 +167,25 @@ impl LocalTokenizers {
             })?;
             loaded.insert(folder, Arc::new(tokenizer));
         }
-        Ok(Self(loaded))
+        let mut renderers = BTreeMap::new();
+        for (key, folder) in config.rendered_folders() {
+            if !renderers.contains_key(&folder) {
+                renderers.insert(folder.clone(), Arc::new(Renderer::configured(config, &key, &folder)?));
+            }
+        }
+        Ok(Self { filling: loaded, renderers })
+    }
+
+    /// What renders the prompts of this server's model; `local`: the folder of its tokenizer.
+    #[must_use]
+    pub fn renderer(&self, server: &Server, local: Option<&Path>) -> Option<Arc<Renderer>> {
+        self.renderers.get(server.rendered_folder(local)?.1).cloned()
     }
 
     /// The one of this folder.
     #[must_use]
     pub fn get(&self, folder: &Path) -> Option<Arc<LocalTokenizer>> {
-        self.0.get(folder).cloned()
+        self.filling.get(folder).cloned()
     }
 
     /// The one of the calls that no route has.

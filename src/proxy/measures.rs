@@ -9,7 +9,7 @@ use std::time::Duration;
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 use super::rows::RowCounts;
-use super::verdict;
+use super::{token_in, verdict};
 use crate::record::{Call, CallStatus};
 
 /// The proxy's metrics.
@@ -48,6 +48,7 @@ impl Default for Measures {
             gauge
         };
         drop(waiting("pause"));
+        token_in::outcomes().for_each(token_in::none_yet);
         let added = |side: &'static str| histogram!("lego_proxy_added_seconds", "side" => side);
         let by_status = |name: &'static str| {
             let of = |status: &CallStatus| (*status, counter!(name, "status" => status.as_str()));

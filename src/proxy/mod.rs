@@ -55,6 +55,7 @@ mod stall;
 mod stop;
 mod store;
 mod tape;
+mod token_in;
 mod unread;
 mod verdict;
 mod whole;
@@ -81,6 +82,7 @@ pub use options::{Mode, ProxyOptions, RenderMetrics};
 pub use routes::RouteOptions;
 pub use server::{ListenError, listen, listen_on};
 pub use session::{SessionHandle, SessionResult, SessionSampling, SessionSpec, VersionSource};
+pub use token_in::Renderer;
 
 use identify::Door;
 use session::Session;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::local_ids::LocalTokenizer;
 use super::session::SessionSampling;
+use super::token_in::Renderer;
 use crate::capture::Spill;
 use crate::config::{self, VolatileAction, VolatileRole};
 use crate::protocol::volatile::{Pattern, Role, Rule, Rules};
@@ -93,6 +94,8 @@ pub struct ProxyOptions {
     pub upstream_key_env: Option<String>,
     /// Fills in the ids of replies of the default upstream that carry none.
     pub local_tokenizer: Option<Arc<LocalTokenizer>>,
+    /// Renders the prompts of the default upstream's model, which is asked with tokens.
+    pub renderer: Option<Arc<Renderer>>,
     /// `None`: `/metrics` answers 404.
     pub render_metrics: Option<RenderMetrics>,
 }
@@ -137,6 +140,7 @@ impl ProxyOptions {
             client_token,
             upstream_key_env: config.upstream_api_key_env.clone(),
             local_tokenizer: None,
+            renderer: None,
             render_metrics: None,
         }
     }

@@ -24,6 +24,7 @@ use super::rejoin::Attendance;
 use super::routes::Route;
 use super::session::Session;
 use super::tape::Turn;
+use super::token_in::Rendered;
 use super::{Inner, failures, store};
 use crate::protocol::chat::{Choice, CutError, CutReply, Reply, Request};
 use crate::protocol::messages::Assembled;
@@ -90,6 +91,8 @@ pub(super) struct Wire {
     pub(super) client_body: Bytes,
     pub(super) upstream_api: ClientApi,
     pub(super) route: Arc<Route>,
+    /// The prompt that lego rendered.
+    pub(super) rendered: Option<Arc<Rendered>>,
 }
 
 impl Recorder {
@@ -168,6 +171,11 @@ impl Open {
     /// Where the call goes.
     pub(super) const fn route(&self) -> &Arc<Route> {
         &self.wire.route
+    }
+
+    /// The prompt that lego rendered.
+    pub(super) const fn rendered(&self) -> Option<&Arc<Rendered>> {
+        self.wire.rendered.as_ref()
     }
 
     /// The reply so far.

@@ -16,6 +16,7 @@ use super::limits::Limits;
 use super::local_ids::{LocalTokenizer, LocalTokenizers};
 use super::options::{Mode, ProxyOptions, Retries};
 use super::session::{Session, SessionSampling};
+use super::token_in::Renderer;
 use crate::config::{self, Config, RouteKind, UpstreamResponses};
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::record::{CallKind, ClientApi};
@@ -47,6 +48,8 @@ pub struct RouteOptions {
     pub upstream_key_env: Option<String>,
     /// Fills in the ids of replies that carry none.
     pub local_tokenizer: Option<Arc<LocalTokenizer>>,
+    /// Its model is asked with tokens; this renders its prompts.
+    pub renderer: Option<Arc<Renderer>>,
 }
 
 impl RouteOptions {
@@ -70,6 +73,7 @@ impl RouteOptions {
             total_timeout: None,
             upstream_key_env: None,
             local_tokenizer: None,
+            renderer: None,
         }
     }
 
@@ -92,6 +96,8 @@ impl RouteOptions {
                 Some(shared) => Arc::clone(shared),
                 None => Arc::new(Upstream::from_config(config, &server, engines)?),
             };
+            let local = route.local_tokenizer(name, proxy).map(|(_, folder)| folder);
+            let renderer = tokenizers.renderer(&server, local);
             let seconds = Duration::from_secs;
             routes.push(Self {
                 models: route.model_names(name),
@@ -114,9 +120,8 @@ impl RouteOptions {
                 max_retries: route.max_retries,
                 total_timeout: route.total_timeout_secs.map(|secs| (secs > 0).then(|| seconds(secs))),
                 upstream_key_env: server.api_key_env,
-                local_tokenizer: route
-                    .local_tokenizer(name, proxy)
-                    .and_then(|(_, folder)| tokenizers.get(folder)),
+                local_tokenizer: local.and_then(|folder| tokenizers.get(folder)),
+                renderer,
                 ..Self::new(name.clone(), upstream)
             });
         }
@@ -146,6 +151,7 @@ pub(super) struct Route {
     /// The key of the configuration that names the key's variable.
     pub(super) key_of_key: String,
     pub(super) local_tokenizer: Option<Arc<LocalTokenizer>>,
+    pub(super) renderer: Option<Arc<Renderer>>,
 }
 
 impl Route {
@@ -165,6 +171,7 @@ impl Route {
             sampling: route.sampling,
             upstream_key_env: route.upstream_key_env,
             local_tokenizer: route.local_tokenizer,
+            renderer: route.renderer,
         }
     }
 
@@ -254,6 +261,7 @@ impl Routes {
             let route = RouteOptions {
                 upstream_key_env: key_env,
                 local_tokenizer: options.local_tokenizer.clone(),
+                renderer: options.renderer.clone(),
                 ..RouteOptions::new("default", upstream)
             };
             Arc::new(Route::new(options, None, route))

@@ -12,6 +12,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use super::Inner;
 use super::rejoin::Left;
 use super::rows::HeldRows;
+use super::token_in::Lineages;
 use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::volatile::Rules;
@@ -116,6 +117,8 @@ pub(super) struct Session {
     pub(super) left: Left,
     /// Expert routing that is stored.
     pub(super) rows: HeldRows,
+    /// Its conversations as token ids.
+    pub(super) lineages: Arc<Lineages>,
 }
 
 struct State {
@@ -144,6 +147,7 @@ impl Session {
             running: TaskTracker::new(),
             left: Left::default(),
             rows: HeldRows::default(),
+            lineages: Arc::default(),
         })
     }
 

@@ -4,7 +4,7 @@ use crate::record::{Call, CallKind, CallStatus, LogprobSemantics, WeightSource};
 use crate::upstream::dialect;
 
 /// Reasons that are one word.
-const REASONS: [&str; 29] = [
+const REASONS: [&str; 30] = [
     "no_prompt_token_ids",
     "empty_prompt",
     "no_token_ids",
@@ -30,12 +30,15 @@ const REASONS: [&str; 29] = [
     "routing_rows_mismatch",
     "routing_unreadable",
     "capture_refused_by_upstream",
+    PROMPT_CHANGED,
     LOCAL_IDS,
     LOCAL_COMPLETION_REFUSED,
     LOCAL_PROMPT_REFUSED,
     LOCAL_IDS_USAGE,
 ];
 
+/// The engine read other prompt ids than lego sent.
+pub(super) const PROMPT_CHANGED: &str = "prompt_ids_differ_from_sent";
 /// Ids are those of a local tokenizer.
 pub(super) const LOCAL_IDS: &str = "ids_from_local_tokenizer";
 /// The local tokenizer has no one sequence of ids for what the reply says.

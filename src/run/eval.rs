@@ -90,7 +90,8 @@ pub async fn eval(
         // Nobody publishes weights to it while it is evaluated.
         let version: VersionSource = Arc::new(PolicyVersion::default);
         let upstream = policy::http_upstream(&config)?;
-        (upstream.name(), policy::ServedPolicy { upstream, model_name, version })
+        let renderer = tokenizers.renderer(&config.proxy.server(), config.proxy.local_tokenizer.as_deref());
+        (upstream.name(), policy::ServedPolicy { upstream, model_name, version, renderer })
     };
     let model_name = served.model_name.clone();
 

@@ -59,7 +59,7 @@ impl Machinery {
         if let Some(warning) = proxy::too_few_files(open_files, config.sandbox.max_concurrent) {
             tracing::warn!("{warning}");
         }
-        let ServedPolicy { upstream, model_name, version } = policy;
+        let ServedPolicy { upstream, model_name, version, renderer } = policy;
         let upstream = Arc::new(upstream);
         let routes = RouteOptions::from_config(config, Some(&upstream), &BTreeMap::new(), tokenizers)?;
         let writer = Arc::new(
@@ -72,6 +72,7 @@ impl Machinery {
         options.open_files = open_files;
         options.spill = Some(crate::capture::Spill::in_folder(&places.captures));
         options.local_tokenizer = tokenizers.of_proxy(config);
+        options.renderer = renderer;
         let proxy = Proxy::with_routes(options, Arc::clone(&writer) as _, Some(upstream), routes);
 
         let store = Arc::new(TaskStore::new(dataset, &places.scratch.join("tasks")));

@@ -8,12 +8,13 @@ use std::time::Duration;
 use axum::Router;
 
 use super::RunError;
-use crate::config::{self, Config};
+use crate::config::{self, Config, Relay};
 use crate::engine::{Engine, EngineOptions};
 use crate::model::Model;
-use crate::proxy::VersionSource;
+use crate::proxy::{Renderer, VersionSource};
 use crate::record::PolicyVersion;
 use crate::serve::{self, ServeState};
+use crate::text::parsers::Forms;
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::upstream::{Timeouts, Upstream};
 
@@ -24,6 +25,8 @@ pub struct ServedPolicy {
     pub model_name: String,
     /// The version that it samples with now.
     pub version: VersionSource,
+    /// Renders its prompts, where it is asked with tokens.
+    pub renderer: Option<Arc<Renderer>>,
 }
 
 /// Starts the embedded engine with `model`, which was loaded from `folder`, as version `first`.
@@ -42,7 +45,10 @@ pub fn embedded(
         Arc::new(move || engine.version())
     };
     let upstream = Upstream::in_process(router, timeouts(&config.proxy));
-    Ok((engine, ServedPolicy { upstream, model_name, version }))
+    let renderer = (config.proxy.relay == Relay::TokenIn)
+        .then(|| Renderer::configured(config, "proxy.model_path", folder).map(Arc::new))
+        .transpose()?;
+    Ok((engine, ServedPolicy { upstream, model_name, version, renderer }))
 }
 
 /// The same with the engine's router, and the name that it serves the model by.
@@ -66,7 +72,9 @@ pub(super) fn engine(
     let engine = Engine::start(model, options).map_err(RunError::because("starting the embedded engine"))?;
     let folder_name = || folder.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = policy.model_name.clone().or_else(folder_name).unwrap_or_else(|| "policy".to_owned());
-    let state = ServeState::new(engine.clone(), Arc::new(tokenizer), Arc::new(template), vec![name.clone()]);
+    let forms = Forms::of_template(template.source());
+    let names = vec![name.clone()];
+    let state = ServeState::new(engine.clone(), Arc::new(tokenizer), Arc::new(template), names, forms);
     Ok((engine, serve::router(state), name))
 }
 

@@ -18,7 +18,12 @@ use super::wire::{
     unix_seconds,
 };
 use crate::engine::Event;
+use crate::text::parsers::{Forms, ToolSchemas};
 use crate::text::{ChatInput, encode_chat};
+
+/// Tokens at a prompt's end that may hold the opening tag of reasoning and the white space after it; with a tokenizer of
+/// bytes the tag is as many tokens as it has letters.
+const REASONING_OPENING_TOKENS: usize = 16;
 
 /// What a prompt is rendered from; `/tokenize` reads the same.
 #[derive(Deserialize)]
@@ -76,14 +81,30 @@ fn read(state: &ServeState, headers: &HeaderMap, body: &Value) -> Result<ChatReq
             return Err(ApiError::bad_field("tool_choice", message));
         }
     };
-    if prompt.tools.is_some() && is_auto {
-        common.text.parse_tool_calls = true;
-        common.text.single_tool_call = chat.parallel_tool_calls == Some(false);
+    let ids = prompt.encode(state)?;
+    let Forms { tools, reasoning } = state.inner.forms;
+    let text = &mut common.text;
+    if let Some(declared) = prompt.tools.as_ref().filter(|_| is_auto) {
+        text.forms.tools = Some(tools.ok_or_else(|| {
+            let message = "the model's chat template shows no form of tool calls that lego reads; start the server \
+                           with --tool-call-parser, or send tool_choice \"none\"";
+            ApiError::bad_field("tools", message)
+        })?);
+        text.tool_schemas = ToolSchemas::new(declared);
+        text.single_tool_call = chat.parallel_tool_calls == Some(false);
         // The markup may be special tokens.
-        common.text.skip_special_tokens = false;
+        text.skip_special_tokens = false;
+    }
+    if let Some(form) = reasoning {
+        text.forms.reasoning = reasoning;
+        let tokenizer = &state.inner.tokenizer;
+        let end = &ids[ids.len().saturating_sub(REASONING_OPENING_TOKENS)..];
+        text.starts_in_reasoning = form.is_open_at_end(&tokenizer.decode(end, false));
+        let is_special = |tag| tokenizer.token_to_id(tag).is_some_and(|id| tokenizer.is_special(id));
+        text.skip_special_tokens &= !form.tags().any(is_special);
     }
     common.id.insert_str(0, "chatcmpl-");
-    Ok(ChatRequest { prompt: prompt.encode(state)?, common })
+    Ok(ChatRequest { prompt: ids, common })
 }
 
 pub(super) async fn chat_completions(
@@ -109,6 +130,7 @@ pub(super) async fn chat_completions(
 #[derive(Default)]
 struct Collected {
     text: String,
+    reasoning: String,
     calls: Vec<Call>,
     token_ids: Vec<u32>,
     logprobs: Vec<LogprobEntry>,
@@ -118,6 +140,7 @@ struct Collected {
 impl Collected {
     fn add(&mut self, delta: Delta) {
         self.text.push_str(&delta.text);
+        self.reasoning.push_str(&delta.reasoning);
         self.calls.extend(delta.calls);
         self.token_ids.extend(delta.token_ids);
         self.logprobs.extend(delta.logprobs);
@@ -181,7 +204,7 @@ fn chat_choice<'a>(index: usize, state: &'a (Choice, Collected), common: &Common
             audio: (),
             function_call: (),
             tool_calls: &collected.calls,
-            reasoning: (),
+            reasoning: (!collected.reasoning.is_empty()).then_some(&collected.reasoning),
         },
         logprobs: common.text.logprobs.then_some(ChatLogprobs { content: &collected.logprobs }),
         finish_reason: collected.finish.as_ref().map_or("abort", |finish| finish.reason),
@@ -239,7 +262,7 @@ impl ChatStream {
         for index in 0..self.states.len() {
             let choice = ChatChunkChoice {
                 index,
-                delta: ChatDelta { role: Some("assistant"), content: Some(""), tool_calls: &[] },
+                delta: ChatDelta { role: Some("assistant"), content: Some(""), ..ChatDelta::default() },
                 logprobs: None,
                 finish_reason: None,
                 stop_reason: None,
@@ -259,16 +282,18 @@ impl ChatStream {
     fn write_delta(&self, index: usize, delta: &Delta, out: &mut Vec<u8>) {
         let common = &self.request.common;
         let is_last = delta.finish.is_some();
-        let is_empty = delta.text.is_empty() && delta.calls.is_empty();
+        let is_empty = delta.text.is_empty() && delta.reasoning.is_empty() && delta.calls.is_empty();
         if is_empty && !is_last && !common.return_token_ids && !common.text.logprobs {
             return;
         }
-        // Markup of tool calls leaves an empty delta, a partial character empty content.
-        let hides_text = delta.text.is_empty() && self.states[index].parses_tool_calls();
+        // Markup leaves an empty delta, a partial character empty content.
+        let hides_text =
+            delta.text.is_empty() && (delta.was_parsed || self.states[index].parses_tool_calls());
         let choice = ChatChunkChoice {
             index,
             delta: ChatDelta {
                 role: None,
+                reasoning: (!delta.reasoning.is_empty()).then_some(&delta.reasoning),
                 content: (!hides_text && (delta.calls.is_empty() || !delta.text.is_empty()))
                     .then_some(&delta.text),
                 tool_calls: &delta.calls,

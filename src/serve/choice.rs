@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use super::stop::StopMatcher;
 use super::wire::{LogprobEntry, StopReason, TokenText, TopLogprob, WeightVersion};
 use crate::engine::{Event, FinishReason, SampledToken};
-use crate::text::{Decoder, Tokenizer, ToolCallParser, ToolEvent};
+use crate::text::parsers::{Forms, Piece, ReplyEvent, ReplyParser, ToolSchemas};
+use crate::text::{Decoder, StopMatcher, Tokenizer};
 
 /// vLLM's floor: JSON has no minus infinity.
 const LOGPROB_FLOOR: f64 = -9999.0;
@@ -16,7 +16,11 @@ pub(super) struct TextOptions {
     pub stop: Vec<String>,
     pub include_stop: bool,
     pub skip_special_tokens: bool,
-    pub parse_tool_calls: bool,
+    /// What is parsed; nothing by default.
+    pub forms: Forms,
+    /// The prompt ends within a reasoning block.
+    pub starts_in_reasoning: bool,
+    pub tool_schemas: ToolSchemas,
     /// Calls after the first are left out (`parallel_tool_calls: false`); their tokens are not.
     pub single_tool_call: bool,
     pub eos_token_ids: Vec<u32>,
@@ -38,7 +42,10 @@ pub(super) struct Call {
 #[derive(Debug, Default)]
 pub(super) struct Delta {
     pub text: String,
+    pub reasoning: String,
     pub calls: Vec<Call>,
+    /// There was text, of which nothing may be left: markup, or what may become markup.
+    pub was_parsed: bool,
     pub token_ids: Vec<u32>,
     /// As many as `token_ids` when log-probs were asked for, else none.
     pub logprobs: Vec<LogprobEntry>,
@@ -59,7 +66,7 @@ pub(super) struct Choice {
     /// Token texts keep special tokens.
     token_decoder: Decoder,
     stop: StopMatcher,
-    tools: Option<ToolCallParser>,
+    parser: Option<ReplyParser>,
     calls: usize,
     pub tokens: usize,
     pub versions: Vec<WeightVersion>,
@@ -72,7 +79,11 @@ impl Choice {
             decoder: Decoder::new(options.skip_special_tokens),
             token_decoder: Decoder::new(false),
             stop: StopMatcher::new(options.stop.clone(), options.include_stop),
-            tools: options.parse_tool_calls.then(ToolCallParser::new),
+            parser: (options.forms != Forms::default()).then(|| {
+                let Forms { tools, reasoning } = options.forms;
+                ReplyParser::new(tools, reasoning, options.starts_in_reasoning, &options.tool_schemas)
+                    .with_whole_calls()
+            }),
             calls: 0,
             tokens: 0,
             versions: Vec::new(),
@@ -81,9 +92,8 @@ impl Choice {
         }
     }
 
-    /// Whether a chunk without text is sent as an empty delta (tool-call markup) rather than as empty content.
     pub fn parses_tool_calls(&self) -> bool {
-        self.tools.is_some()
+        self.options.forms.tools.is_some()
     }
 
     /// Adds an event to `delta`. `Err` with the reason when the engine could not go on.
@@ -123,7 +133,7 @@ impl Choice {
         self.add_text(&text, finish.is_some(), delta);
         if let Some(finish) = &mut finish {
             self.is_finished = true;
-            if self.tools.as_ref().is_some_and(ToolCallParser::has_call) {
+            if self.calls > 0 {
                 finish.reason = "tool_calls";
             }
         }
@@ -169,26 +179,41 @@ impl Choice {
     }
 
     fn add_text(&mut self, text: &str, is_end: bool, delta: &mut Delta) {
-        let Some(parser) = &mut self.tools else {
+        let Some(parser) = &mut self.parser else {
             delta.text.push_str(text);
             return;
         };
+        delta.was_parsed |= !text.is_empty();
         let mut events = Vec::new();
-        parser.push(text, &mut events);
+        parser.push(Piece::text(text), &mut events);
         if is_end {
             parser.finish(&mut events);
         }
         for event in events {
             match event {
-                ToolEvent::Text(text) => delta.text.push_str(&text),
-                ToolEvent::Call { name, arguments } => {
+                ReplyEvent::Text(text) => delta.text.push_str(&text),
+                ReplyEvent::Reasoning(text) => delta.reasoning.push_str(&text),
+                ReplyEvent::Malformed { raw, what, .. } => {
+                    tracing::debug!(%what, bytes = raw.len(), "a malformed tool call stays text");
+                    delta.text.push_str(&raw);
+                }
+                ReplyEvent::CallStart { id, name, .. } => {
                     let index = self.calls;
                     self.calls += 1;
                     if index == 0 || !self.options.single_tool_call {
-                        let id = format!("chatcmpl-tool-{}", uuid::Uuid::new_v4().simple());
-                        delta.calls.push(Call { index, id, name, arguments });
+                        let id =
+                            id.unwrap_or_else(|| format!("chatcmpl-tool-{}", uuid::Uuid::new_v4().simple()));
+                        delta.calls.push(Call { index, id, name, arguments: String::new() });
                     }
                 }
+                // Calls come whole: start, arguments and end at once.
+                ReplyEvent::CallArguments { text, .. } => {
+                    let is_given = self.calls == 1 || !self.options.single_tool_call;
+                    if let Some(call) = delta.calls.last_mut().filter(|_| is_given) {
+                        call.arguments.push_str(&text);
+                    }
+                }
+                ReplyEvent::CallEnd { .. } | ReplyEvent::Markup(_) => {}
             }
         }
     }

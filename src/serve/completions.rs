@@ -20,7 +20,7 @@ use super::wire::{
 use crate::engine::Event;
 use crate::text::Tokenizer;
 
-/// vLLM's and OpenAI's default.
+/// vLLM's and OpenAI's default where it is left out. Null is all that there is room for, as in vLLM.
 const DEFAULT_MAX_TOKENS: u64 = 16;
 
 #[derive(Deserialize)]
@@ -71,7 +71,9 @@ impl CompletionRequest {
 fn read(state: &ServeState, headers: &HeaderMap, body: &Value) -> Result<CompletionRequest, ApiError> {
     let logprobs = Logprobs::of_completion(body)?;
     let mut common = Common::read(state, headers, body, logprobs, None)?;
-    common.sampling.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS as usize);
+    if body.get("max_tokens").is_none() {
+        common.sampling.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS as usize);
+    }
     common.id.insert_str(0, "cmpl-");
     let prompt = body.get("prompt").cloned().unwrap_or_default();
     let prompt: Prompt = serde_json::from_value(prompt).map_err(|_| {

@@ -9,6 +9,8 @@
 //!   strings, tool-call markup): `len(logprobs.content) == len(token_ids)`, and they sum to `usage.completion_tokens`.
 //! - A field that would change the result and is not supported is refused with a 400 unless it is neutral; fields that
 //!   are not known are ignored, as vLLM does.
+//! - A tool call is given once it is whole, in streams too: some clients repair and execute half a call. A malformed one
+//!   stays content.
 //! - A client that goes away ends its request in the engine.
 //! - Nothing is taken from `generation_config.json` but the ids that end a completion: what a request leaves out is
 //!   temperature 1, top_p 1, top_k off.
@@ -19,7 +21,6 @@ mod completions;
 mod error;
 mod events;
 mod request;
-mod stop;
 mod tokenize;
 mod wire;
 
@@ -33,6 +34,7 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 
 use crate::engine::Engine;
+use crate::text::parsers::Forms;
 use crate::text::{ChatTemplate, Tokenizer};
 
 /// Requests may hold long conversations.
@@ -52,20 +54,23 @@ struct Inner {
     model_names: Vec<String>,
     started_at: u64,
     fingerprint: String,
+    forms: Forms,
 }
 
 impl ServeState {
-    /// Serves `engine` under `model_names`; the first is the one that replies carry when a request names none.
+    /// Serves `engine` under `model_names`; the first is the one that replies carry when a request names none. Tool
+    /// calls and reasoning are parsed as `forms` says.
     #[must_use]
     pub fn new(
         engine: Engine,
         tokenizer: Arc<Tokenizer>,
         template: Arc<ChatTemplate>,
         model_names: Vec<String>,
+        forms: Forms,
     ) -> Self {
         let fingerprint = format!("lego-{}-{}", env!("CARGO_PKG_VERSION"), &template.sha256()[..8]);
         let started_at = wire::unix_seconds();
-        let inner = Inner { engine, tokenizer, template, model_names, started_at, fingerprint };
+        let inner = Inner { engine, tokenizer, template, model_names, started_at, fingerprint, forms };
         Self { inner: Arc::new(inner) }
     }
 

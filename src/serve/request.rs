@@ -9,6 +9,7 @@ use super::ServeState;
 use super::choice::TextOptions;
 use super::error::ApiError;
 use crate::engine::SamplingParams;
+use crate::text::parsers::{Forms, ToolSchemas};
 
 /// vLLM's default of `--max-logprobs`.
 const MAX_LOGPROBS: i64 = 20;
@@ -217,7 +218,9 @@ impl Common {
                 stop,
                 include_stop: fields.include_stop_str_in_output.unwrap_or(false),
                 skip_special_tokens: fields.skip_special_tokens.unwrap_or(true),
-                parse_tool_calls: false,
+                forms: Forms::default(),
+                starts_in_reasoning: false,
+                tool_schemas: ToolSchemas::default(),
                 single_tool_call: false,
                 eos_token_ids,
                 logprobs: logprobs.is_wanted,

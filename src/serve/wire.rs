@@ -87,6 +87,8 @@ pub(super) struct ChatDelta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<&'a str>,
     #[serde(skip_serializing_if = "<[_]>::is_empty", serialize_with = "tool_calls_with_index")]
     pub tool_calls: &'a [Call],
@@ -182,7 +184,7 @@ pub(super) struct Message<'a> {
     pub function_call: (),
     #[serde(skip_serializing_if = "<[_]>::is_empty", serialize_with = "tool_calls")]
     pub tool_calls: &'a [Call],
-    pub reasoning: (),
+    pub reasoning: Option<&'a str>,
 }
 
 /// A choice of a whole chat reply.

@@ -241,6 +241,22 @@ pub const PROMETHEUS: &[Prometheus] = &[
         "code",
         counter("lego_proxy_refused_total", "Calls refused before they went upstream, by error code."),
     ),
+    by(
+        "prompt",
+        counter(
+            "lego_proxy_token_in_calls_total",
+            "Calls of the token-in relay, by what their prompt is: `extended`, an earlier call's prompt and reply with \
+             new messages behind them; else rendered anew: `first` of its session, `other_conversation`, \
+             `tools_changed`, `system_changed`, `message_changed`, `repeated` (nothing new was said), \
+             `template_not_incremental`, `template_exact` (as configured); `in_chat`, asked in chat's words since ids \
+             cannot stand for all of the request.",
+        ),
+    ),
+    counter(
+        "lego_proxy_resumed_replies_total",
+        "Replies of the token-in relay that went on after their upstream gave them up, or after `/admin/pause` \
+         interrupted them.",
+    ),
     counter("lego_proxy_rejoined_total", "Clients that came back for the reply of the call that they left."),
     counter("lego_proxy_sessions_expired_total", "Sessions that were ended for being idle."),
     gauge("lego_proxy_calls_without_client", "Model calls that run on after their clients left."),

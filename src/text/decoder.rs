@@ -3,18 +3,30 @@
 use super::Tokenizer;
 
 /// Incremental decoder: gives whole characters only, and keeps the bytes of an unfinished one for the next token.
+/// Ids of SentencePiece-like tokenizers that are bytes are kept until a piece follows: whether they are characters
+/// shows only then, and if one is not, none of them is (as the crate `tokenizers` decodes them).
 #[derive(Debug, Clone)]
 pub struct Decoder {
     skip_special_tokens: bool,
-    /// The beginning of a character: at most 3 bytes.
+    /// Spaces that are still to be dropped.
+    to_drop: usize,
+    /// The beginning of a character, at most 3 bytes; or a run of ids that are bytes.
     pending: Vec<u8>,
+    /// Whether `pending` is such a run.
+    is_run: bool,
 }
 
 impl Decoder {
     /// A decoder at the beginning of a completion.
     #[must_use]
     pub fn new(skip_special_tokens: bool) -> Self {
-        Self { skip_special_tokens, pending: Vec::new() }
+        Self { skip_special_tokens, to_drop: 0, pending: Vec::new(), is_run: false }
+    }
+
+    /// A decoder at the beginning of a text, where encoding may have put a space that is not in the text.
+    #[must_use]
+    pub fn at_beginning(tokenizer: &Tokenizer, skip_special_tokens: bool) -> Self {
+        Self { to_drop: tokenizer.dropped_spaces(), ..Self::new(skip_special_tokens) }
     }
 
     /// Appends to `text` what is complete once `id` has arrived.
@@ -22,7 +34,40 @@ impl Decoder {
         if self.skip_special_tokens && tokenizer.is_special(id) {
             return;
         }
-        self.push_bytes(tokenizer.token_bytes(id), text);
+        let bytes = tokenizer.token_bytes(id);
+        if tokenizer.is_byte(id) {
+            self.is_run = true;
+            self.pending.extend_from_slice(bytes);
+            return;
+        }
+        self.end_run(text);
+        let from = text.len();
+        self.push_bytes(bytes, text);
+        self.drop_spaces(from, text);
+    }
+
+    /// The run of bytes is over: text, or U+FFFD for each of them.
+    fn end_run(&mut self, text: &mut String) {
+        if !std::mem::take(&mut self.is_run) {
+            return;
+        }
+        let from = text.len();
+        match std::str::from_utf8(&self.pending) {
+            Ok(characters) => text.push_str(characters),
+            Err(_) => text.extend(std::iter::repeat_n(char::REPLACEMENT_CHARACTER, self.pending.len())),
+        }
+        self.pending.clear();
+        self.drop_spaces(from, text);
+    }
+
+    /// What was appended behind `from` is the first text, or goes on from spaces that were dropped.
+    fn drop_spaces(&mut self, from: usize, text: &mut String) {
+        if self.to_drop == 0 || text.len() == from {
+            return;
+        }
+        let spaces = text[from..].bytes().take_while(|&byte| byte == b' ').take(self.to_drop).count();
+        text.replace_range(from..from + spaces, "");
+        self.to_drop = if text.len() == from { self.to_drop - spaces } else { 0 };
     }
 
     fn push_bytes(&mut self, bytes: &[u8], text: &mut String) {
@@ -39,6 +84,7 @@ impl Decoder {
 
     /// The end of the completion: an unfinished character becomes U+FFFD.
     pub fn finish(&mut self, text: &mut String) {
+        self.end_run(text);
         if !self.pending.is_empty() {
             text.push(char::REPLACEMENT_CHARACTER);
             self.pending.clear();

@@ -136,12 +136,6 @@ pub(super) fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message))
 }
 
-/// The present moment in UTC, in Python's `strftime` form.
-pub(super) fn strftime_now(format: &str) -> Result<String, Error> {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    strftime(seconds, format)
-}
-
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -158,7 +152,9 @@ const MONTHS: [&str; 12] = [
 ];
 const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
 
-fn strftime(seconds: u64, format: &str) -> Result<String, Error> {
+/// `moment` in UTC, in Python's `strftime` form.
+pub(super) fn strftime(moment: SystemTime, format: &str) -> Result<String, Error> {
+    let seconds = moment.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let days = seconds / 86_400;
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
     // Days to a date of the Gregorian calendar, counted in 400-year eras that begin in March
@@ -206,13 +202,16 @@ fn strftime(seconds: u64, format: &str) -> Result<String, Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn dates_are_pythons() {
-        let text = strftime(1_796_000_000, "%A %a %d %B %b %Y %y %m %H:%M:%S %%").expect("supported");
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        let text = strftime(at(1_796_000_000), "%A %a %d %B %b %Y %y %m %H:%M:%S %%").expect("supported");
         assert_eq!(text, "Monday Mon 30 November Nov 2026 26 11 00:53:20 %");
-        assert_eq!(strftime(951_782_400, "%Y-%m-%d").expect("supported"), "2000-02-29");
-        assert!(strftime(0, "%Q").is_err());
+        assert_eq!(strftime(at(951_782_400), "%Y-%m-%d").expect("supported"), "2000-02-29");
+        assert!(strftime(at(0), "%Q").is_err());
     }
 }

@@ -4,23 +4,28 @@
 //! - Text that came from a message or a tool never becomes a control token: a file that holds `<|im_end|>`
 //!   stays text ([`encode_chat`]). Without such text, the ids are those of the plain rendering.
 //! - A [`Decoder`] never cuts a UTF-8 character; what it gives, put together, is what decoding all ids at once gives.
-//! - Tool-call arguments are the sampled bytes, never re-serialised. Malformed tool calls stay text ([`ToolCallParser`]).
+//! - Tool-call arguments are the sampled bytes, never re-serialised. Malformed tool calls stay text ([`parsers`]).
 //!   Cutting the text differently does not change what is parsed.
-//! - What is not supported (a tokenizer without byte-level decoding, a template that would have to be guessed) is
+//! - What is not supported (a tokenizer whose vocabulary is spelled in a way that lego does not know, a template that would have to be guessed) is
 //!   refused when loading, with an error that names the file.
 
 mod chat;
 mod decoder;
+mod extend;
 mod functions;
+mod marking;
+pub mod parsers;
+mod spelling;
+mod stop;
 mod template;
 mod tokenizer;
-mod tool_calls;
 
 pub use chat::{ChatInput, encode_chat};
 pub use decoder::Decoder;
+pub use extend::{Difference, Extender, Limit, NotIncremental, difference};
+pub use stop::StopMatcher;
 pub use template::ChatTemplate;
 pub use tokenizer::{AddedToken, Tokenizer};
-pub use tool_calls::{ToolCallParser, ToolEvent};
 
 use std::path::{Path, PathBuf};
 
@@ -52,6 +57,9 @@ pub enum TextError {
     /// The tokenizer failed on a text.
     #[error("the tokenizer cannot encode this text: {0}")]
     Encode(String),
+    /// New messages cannot be appended to a lineage so that it is what the template makes of the conversation.
+    #[error("the lineage cannot be continued, its conversation is to be rendered whole: {0}")]
+    Tail(String),
     /// Message text holds a control token's text, and this tokenizer or template has no exact way to keep it text.
     #[error(
         "message text holds {token:?}, a control token's text, which cannot be kept as plain text: {why}"

@@ -1,6 +1,7 @@
 //! Chat templates of Hugging Face models, rendered as `transformers` does.
 
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use minijinja::{AutoEscape, Environment, Value as Jinja};
 use serde_json::{Map, Value, json};
@@ -149,13 +150,23 @@ impl ChatTemplate {
         self.reads_argument_text
     }
 
+    /// The same template, for which the time is always `moment`.
+    #[must_use]
+    pub fn at(mut self, moment: SystemTime) -> Self {
+        let now = move |format: String| functions::strftime(moment, &format);
+        self.environment.add_function("strftime_now", now);
+        self
+    }
+
     /// True if what it renders may be another text at another time.
     #[must_use]
     pub fn reads_the_clock(&self) -> bool {
         self.source.contains("strftime_now")
     }
 
-    pub(super) fn source(&self) -> &str {
+    /// The template's own text.
+    #[must_use]
+    pub fn source(&self) -> &str {
         &self.source
     }
 
@@ -187,7 +198,8 @@ fn environment() -> Result<Environment<'static>, minijinja::Error> {
         functions::tojson(&value, options)
     });
     environment.add_function("raise_exception", functions::raise_exception);
-    environment.add_function("strftime_now", |format: String| functions::strftime_now(&format));
+    environment
+        .add_function("strftime_now", |format: String| functions::strftime(SystemTime::now(), &format));
     // Python's None cannot be iterated over; minijinja's none can.
     environment.add_test("iterable", |value: &Jinja| !value.is_none() && value.try_iter().is_ok());
     Ok(environment)

@@ -1,4 +1,5 @@
-//! The tokenizer of a model folder: byte-level BPE as Qwen, Llama 3 and GPT use it.
+//! The tokenizer of a model folder: byte-level BPE as Qwen, Llama 3 and GPT use it, and SentencePiece-like BPE as
+//! Llama 2, Mistral and Gemma do.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -6,6 +7,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::spelling::Spelling;
 use super::{Decoder, TextError, read, read_json_if_present, sha256_hex};
 
 /// A token with a text of its own, outside the model's merges.
@@ -30,8 +32,13 @@ pub struct Tokenizer {
     full: tokenizers::Tokenizer,
     /// As `full`, without added tokens: for text that must stay text.
     text_only: tokenizers::Tokenizer,
+    /// As `text_only`, for text that other text or tokens precede, where that makes a difference.
+    continued_text: Option<tokenizers::Tokenizer>,
+    spelling: Spelling,
     /// Bytes of each id; empty for ids that the vocabulary skips.
     pieces: Vec<Box<[u8]>>,
+    /// Ids that SentencePiece has for bytes that no piece covers.
+    are_bytes: Vec<bool>,
     added: Vec<AddedToken>,
     /// Added tokens by first byte, longest text first.
     added_by_first_byte: HashMap<u8, Vec<usize>>,
@@ -56,19 +63,23 @@ impl Tokenizer {
     /// Reads `tokenizer.json`, and what `tokenizer_config.json` and `generation_config.json` say about special tokens.
     ///
     /// # Errors
-    /// A missing or broken file; a tokenizer that is not byte-level.
+    /// A missing or broken file; a tokenizer that spells its vocabulary in another way than those above.
     pub fn load(dir: &Path) -> Result<Self, TextError> {
         let path = dir.join("tokenizer.json");
         let fail = |message: String| TextError::File { path: path.clone(), message };
         let bytes = read(&path)?;
         let mut json: Value =
             serde_json::from_slice(&bytes).map_err(|error| fail(format!("is not JSON: {error}")))?;
-        if !decodes_byte_level(&json["decoder"]) {
+        let spelling = Spelling::of(&json["decoder"])
+            .filter(|&spelling| spelling == Spelling::ByteLevel || json["model"]["type"] == "BPE");
+        let Some(spelling) = spelling else {
             return Err(fail(format!(
-                "has the decoder {}; lego reads byte-level tokenizers (decoder ByteLevel), as Qwen's and Llama 3's",
-                json["decoder"]["type"]
+                "has the model {} with the decoder {}; lego reads byte-level tokenizers (decoder ByteLevel), as Qwen's and \
+                 Llama 3's, and BPE with the decoders Replace \"▁\", ByteFallback, Fuse, and Strip or none, as Llama 2's, \
+                 Mistral's and Gemma's",
+                json["model"]["type"], json["decoder"]
             )));
-        }
+        };
         let added: Vec<AddedToken> = match json.get("added_tokens") {
             Some(list) if !list.is_null() => Deserialize::deserialize(list)
                 .map_err(|error| fail(format!("has unreadable added_tokens: {error}")))?,
@@ -91,8 +102,10 @@ impl Tokenizer {
         json["added_tokens"] = Value::Array(Vec::new());
         json["post_processor"] = Value::Null;
         let text_only = build(&json).map_err(&fail)?;
+        let depends_on_position = without_first_space(&mut json["pre_tokenizer"]);
+        let continued_text = depends_on_position.then(|| build(&json)).transpose().map_err(&fail)?;
 
-        let pieces = pieces(&full, &added);
+        let (pieces, are_bytes) = spelling.pieces(full.get_vocab(true), &added);
         let mut added_by_first_byte: HashMap<u8, Vec<usize>> = HashMap::new();
         for (index, token) in added.iter().enumerate() {
             if let Some(&first) = token.content.as_bytes().first() {
@@ -109,7 +122,10 @@ impl Tokenizer {
             control_ids: added.iter().filter(|t| t.is_control()).map(|t| t.id).collect(),
             full,
             text_only,
+            continued_text,
+            spelling,
             pieces,
+            are_bytes,
             added,
             added_by_first_byte,
             named_special_tokens,
@@ -154,24 +170,49 @@ impl Tokenizer {
         run(&self.full, text)
     }
 
-    /// Ids of `text` as text alone: added tokens in it are not recognised.
+    /// Ids of `text` as text alone, behind other tokens: added tokens in it are not recognised, and where a text begins
+    /// with a space that is not in it (Mistral), this one does not.
     ///
     /// # Errors
     /// What the tokenizer says.
     pub fn encode_text(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        run(self.continued_text.as_ref().unwrap_or(&self.text_only), text)
+    }
+
+    /// As [`Self::encode_text`], for text that nothing precedes.
+    pub(super) fn encode_first_text(&self, text: &str) -> Result<Vec<u32>, TextError> {
         run(&self.text_only, text)
     }
 
-    /// Text of `ids`. Bytes that are not UTF-8 become U+FFFD.
+    /// Text of `ids` that nothing precedes: a space that encoding has put before it is dropped (Llama 2, Mistral); a
+    /// [`Decoder`] keeps it, for its ids go on from others. Bytes that are not UTF-8 become U+FFFD.
     #[must_use]
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> String {
-        let mut decoder = Decoder::new(skip_special_tokens);
+        let mut decoder = Decoder::at_beginning(self, skip_special_tokens);
         let mut text = String::new();
         for &id in ids {
             decoder.push(self, id, &mut text);
         }
         decoder.finish(&mut text);
         text
+    }
+
+    /// Whether the same text has other ids at the beginning than behind other text, or another text the same ids.
+    #[must_use]
+    pub fn depends_on_position(&self) -> bool {
+        self.continued_text.is_some() || self.dropped_spaces() > 0
+    }
+
+    pub(super) fn dropped_spaces(&self) -> usize {
+        match self.spelling {
+            Spelling::ByteLevel => 0,
+            Spelling::Pieces { dropped_spaces } => dropped_spaces,
+        }
+    }
+
+    /// Whether `id` is one byte of a character that no piece covers.
+    pub(super) fn is_byte(&self, id: u32) -> bool {
+        self.are_bytes.get(id as usize).copied().unwrap_or_default()
     }
 
     /// Bytes of one id; empty for an id outside the vocabulary.
@@ -222,6 +263,17 @@ impl Tokenizer {
         self.control_ids.contains(&id)
     }
 
+    /// The text of an added token.
+    pub(super) fn added_text(&self, id: u32) -> Option<&str> {
+        self.added.iter().find(|token| token.id == id).map(|token| token.content.as_str())
+    }
+
+    /// The control token whose text is exactly this.
+    #[must_use]
+    pub fn control_id(&self, text: &str) -> Option<u32> {
+        self.token_to_id(text).filter(|id| self.is_control(*id))
+    }
+
     /// SHA-256 of `tokenizer.json`, lower-case hex.
     #[must_use]
     pub fn sha256(&self) -> &str {
@@ -270,14 +322,20 @@ fn run(tokenizer: &tokenizers::Tokenizer, text: &str) -> Result<Vec<u32>, TextEr
     Ok(encoding.get_ids().to_vec())
 }
 
-fn decodes_byte_level(decoder: &Value) -> bool {
-    match decoder["type"].as_str() {
-        Some("ByteLevel") => true,
-        Some("Sequence") => {
-            decoder["decoders"].as_array().is_some_and(|list| list.len() == 1 && decodes_byte_level(&list[0]))
+/// Sets `Metaspace` to put no space before the first text. True if it did.
+fn without_first_space(pre_tokenizer: &mut Value) -> bool {
+    let steps = match pre_tokenizer.get_mut("pretokenizers").and_then(Value::as_array_mut) {
+        Some(steps) => steps.iter_mut().collect(),
+        None => vec![pre_tokenizer],
+    };
+    let mut did = false;
+    for step in steps {
+        if step["type"] == "Metaspace" && step["prepend_scheme"] == "first" {
+            step["prepend_scheme"] = Value::from("never");
+            did = true;
         }
-        _ => false,
     }
+    did
 }
 
 /// `bos_token` and its like, as text.
@@ -291,35 +349,4 @@ fn named_special_tokens(dir: &Path) -> Result<serde_json::Map<String, Value>, Te
         }
     }
     Ok(named)
-}
-
-/// The bytes of every id. Vocabulary spellings use GPT-2's printable stand-in for each byte.
-fn pieces(tokenizer: &tokenizers::Tokenizer, added: &[AddedToken]) -> Vec<Box<[u8]>> {
-    let byte_of: HashMap<char, u8> = byte_stand_ins().map(|(byte, stand_in)| (stand_in, byte)).collect();
-    let vocab = tokenizer.get_vocab(true);
-    let size = vocab.values().max().map_or(0, |&id| id as usize + 1);
-    let mut pieces = vec![Box::<[u8]>::default(); size];
-    for (token, id) in vocab {
-        let bytes: Option<Vec<u8>> = token.chars().map(|c| byte_of.get(&c).copied()).collect();
-        pieces[id as usize] = bytes.unwrap_or_else(|| token.into_bytes()).into();
-    }
-    for token in added {
-        pieces[token.id as usize] = token.content.as_bytes().into();
-    }
-    pieces
-}
-
-/// GPT-2's table: printable Latin-1 bytes stand for themselves, the others for U+0100 onwards.
-pub(super) fn byte_stand_ins() -> impl Iterator<Item = (u8, char)> {
-    let mut next = 0x100;
-    (0..=255u8).map(move |byte| {
-        let is_printable = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
-        let code = if is_printable {
-            u32::from(byte)
-        } else {
-            next += 1;
-            next - 1
-        };
-        (byte, char::from_u32(code).unwrap_or('\u{fffd}'))
-    })
 }

@@ -36,7 +36,8 @@ enum Source {
 }
 
 impl UpstreamBody {
-    pub(super) fn other<B, E>(body: B) -> Self
+    /// A body from elsewhere.
+    pub fn other<B, E>(body: B) -> Self
     where
         B: Body<Data = Bytes, Error = E> + Send + 'static,
         E: std::fmt::Display,

@@ -125,6 +125,8 @@ pub fn of_completions(asking: Asking, request: &completions::Request, ids: Optio
         match own(name) {
             _ if is_pinned || is_unpinned => {}
             Some(value) => sampling.member(native, value),
+            // All that there is room for.
+            None if name == "max_tokens" && body.raw(name).is_some() => sampling.member(native, b"null"),
             None if name == "max_tokens" => sampling.member(native, MAX_TOKENS.as_bytes()),
             None => {}
         }

@@ -33,5 +33,6 @@ mod sessions;
 mod shutdown;
 mod spill;
 mod stalls;
+mod token_in;
 mod total;
 mod volatile;

@@ -10,6 +10,7 @@ use lego::engine::{Engine, EngineOptions};
 use lego::kernels::{AdamW, Pool, adamw};
 use lego::model::Model;
 use lego::serve::{ServeState, router};
+use lego::text::parsers::Forms;
 use lego::text::{ChatInput, ChatTemplate, Tokenizer, encode_chat};
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
@@ -111,11 +112,14 @@ pub fn state() -> ServeState {
         ..EngineOptions::for_model(&model)
     };
     let engine = Engine::start(model, options).expect("starts");
+    let template = ChatTemplate::load(&text_folder()).expect("template");
+    let forms = Forms::of_template(template.source());
     ServeState::new(
         engine,
         Arc::new(Tokenizer::load(&text_folder()).expect("tokenizer")),
-        Arc::new(ChatTemplate::load(&text_folder()).expect("template")),
+        Arc::new(template),
         vec!["toy".to_owned(), "alias".to_owned()],
+        forms,
     )
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::Problems;
 use crate::config::model_names;
 use crate::config::read::is_variable_name;
-use crate::config::{ConfigError, Server, UpstreamKind, UpstreamResponses, VolatileAction};
+use crate::config::{ConfigError, Relay, Server, UpstreamKind, UpstreamResponses, VolatileAction};
 
 const BEGINNINGS: &str = "Write a model's name, the beginning of names with one * behind it, or * for all.";
 
@@ -61,6 +61,13 @@ impl Problems<'_> {
             &key("upstream_ca_file"),
             "the upstream is not an https URL, so no certificate is looked at",
             &format!("Take it out, or set {url_key} to an https URL."),
+        );
+        self.require(
+            self.config.proxy.relay != Relay::TokenIn
+                || !matches!(server.kind, UpstreamKind::Openai | UpstreamKind::Anthropic),
+            &kind_key,
+            "proxy.relay is token_in, and such an upstream takes no token ids",
+            "Set proxy.relay to auto, or this to vllm, sglang or embedded.",
         );
         for (name, number) in
             [("routing_layers", server.routing_layers), ("routing_top_k", server.routing_top_k)]

@@ -161,6 +161,12 @@ impl Request {
         self.body.text()
     }
 
+    /// The body, to be read further.
+    #[must_use]
+    pub(crate) const fn object(&self) -> &Body {
+        &self.body
+    }
+
     /// The value of a top-level member; `None` if it is absent or null.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Value> {

@@ -11,7 +11,8 @@ impl Call {
     pub(super) async fn capabilities(&self, face: &Face) -> Capabilities {
         let upstream = &self.route.upstream;
         let assumed = Capabilities::assumed(upstream.kind());
-        if !self.inner.options.probes_upstream || face.upstream_api != ClientApi::OpenaiChat {
+        let is_chat = face.upstream_api == ClientApi::OpenaiChat || self.rendered.is_some();
+        if !self.inner.options.probes_upstream || !is_chat {
             return assumed;
         }
         if let Some(found) = upstream.known_capabilities() {

@@ -33,11 +33,14 @@ impl Call {
             return Capabilities { routing: native.routing, ..assumed };
         }
         if !native.is_there {
-            face.speak_plainly();
+            if !self.leave_tokens(face) {
+                face.speak_plainly();
+            }
             return assumed;
         }
         // A stream would repeat the prompt's ids in every event, and older releases do not tell them at all.
-        if self.route.wanted.token_ids && (self.request.is_stream || !native.prompt_ids) {
+        let has_ids = self.rendered.is_some();
+        if !has_ids && self.route.wanted.token_ids && (self.request.is_stream || !native.prompt_ids) {
             self.prompt_ids = self.tokenized(self.upstream_model()).await;
         }
         Capabilities { routing: native.routing, ..assumed }

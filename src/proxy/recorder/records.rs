@@ -43,6 +43,9 @@ impl Open {
             let choice = reply.choices.get(&index).unwrap_or(&missing);
             let (status, error) = ended(choice, &reply, status, error.clone());
             let mut call = self.call(index, &reply, choice, status, error);
+            if let Some(rendered) = &self.wire.rendered {
+                rendered.fill(&mut call, &self.session.lineages, self.is_done);
+            }
             // The last one has it without a copy: it is the longest part of a record.
             call.response = if Some(&index) == choices.last() { response.take() } else { response.clone() };
             let constrained = self.request.is_constrained;
@@ -87,6 +90,10 @@ impl Open {
             let hint = upstream.routing_hint();
             upstream::routing::captured(kind, hint, &self.request, prompt_ids, choice)
         };
+        // What the engine says it read is what it was sent.
+        let sent = self.rendered().map(|rendered| rendered.prompt.as_slice());
+        let changed =
+            sent.filter(|_| prompt_ids.is_some_and(|ids| Some(ids) != sent)).map(|_| verdict::PROMPT_CHANGED);
         let upstream_request =
             (self.prepared.body != self.wire.client_body).then(|| kept::raw(&self.prepared.body));
         Call {
@@ -143,7 +150,7 @@ impl Open {
             status,
             error,
             trainable: false,
-            not_trainable_reasons: routing.reason.map(str::to_owned).into_iter().collect(),
+            not_trainable_reasons: routing.reason.or(changed).map(str::to_owned).into_iter().collect(),
             shared: None,
         }
     }

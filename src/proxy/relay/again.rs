@@ -8,7 +8,7 @@ use crate::protocol::sse::Event;
 use crate::protocol::translate::Piece;
 use crate::proxy::kept::{Again, Kept};
 use crate::proxy::whole;
-use crate::record::CallStatus;
+use crate::record::{CallStatus, ClientApi};
 
 impl Relay {
     /// The client takes what is ready.
@@ -48,7 +48,9 @@ impl Relay {
         let Some(mut face) = self.recorder.attendance.take_returned() else {
             return;
         };
-        if self.face.upstream_api != face.upstream_api {
+        if let Some(rendered) = self.recorder.rendered() {
+            face.ask_with_tokens(rendered, self.face.upstream_api == ClientApi::SglangGenerate);
+        } else if self.face.upstream_api != face.upstream_api {
             // The call is asked in other words than were thought of when this client came.
             match self.recorder.attendance.retold().filter(|_| self.face.writer.is_some()) {
                 Some(retold) => face = retold,

@@ -2,7 +2,7 @@
 
 /// Finds the first stop string; holds back what may be the beginning of one.
 #[derive(Debug, Default)]
-pub(super) struct StopMatcher {
+pub struct StopMatcher {
     stops: Vec<String>,
     include: bool,
     held: String,

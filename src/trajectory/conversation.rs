@@ -114,7 +114,7 @@ impl Texts {
 
     /// `None` if the call has no body, or one that is no conversation.
     pub(super) fn conversation(&mut self, call: &Call) -> Option<Conversation> {
-        let body = chat_body(call)?;
+        let body = chat_request(call)?;
         let body: Body<'_> = serde_json::from_str(&body).ok()?;
         let messages: Option<Vec<MessageId>> =
             body.messages.iter().map(|message| self.message(message.get())).collect();
@@ -242,8 +242,9 @@ fn content(content: &Value) -> (Vec<String>, Vec<String>) {
     (texts, media)
 }
 
-/// The chat request that the call's prompt was rendered from.
-fn chat_body(call: &Call) -> Option<Cow<'_, str>> {
+/// The chat request that the call's prompt was rendered from; `None` if there is none.
+#[must_use]
+pub fn chat_request(call: &Call) -> Option<Cow<'_, str>> {
     if call.upstream_api == ClientApi::OpenaiChat
         && let Some(body) = &call.upstream_request
     {

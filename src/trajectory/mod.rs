@@ -32,6 +32,7 @@ mod trie;
 pub use account::Entry;
 pub use breaks::{Break, BreakReason, Decode};
 pub use check::Unbalanced;
+pub use conversation::chat_request;
 pub use kinds::{Kinds, LineageKind};
 pub use lineage::{Lineage, LineageCall, Lineages, lineages};
 pub use routing::{Found, Gather};

@@ -2,6 +2,7 @@
 
 mod count;
 mod engine;
+mod interrupted;
 
 use std::sync::Arc;
 
@@ -12,12 +13,12 @@ use lego::text::{ChatInput, ChatTemplate, encode_chat};
 use lego::trajectory::lineages;
 use lego::upstream::Upstream;
 use serde_json::{Value, json};
-use tower::ServiceExt;
+use tokio::io::AsyncBufReadExt;
 
 use crate::mock::{Mock, Script};
 use crate::setup::{Setup, post, spec, text, timeouts};
 use crate::speech;
-use engine::{Ends, Engine, Says, folder, tokenizer};
+use engine::{Engine, Says, folder, tokenizer};
 
 struct World {
     engine: Engine,
@@ -348,142 +349,62 @@ async fn the_embedded_engine_takes_tokens() {
     drop::<Proxy>(setup.proxy);
 }
 
-/// Versions and their ends.
-fn spans(call: &Call) -> Vec<(String, u32)> {
-    call.weight_spans.iter().flatten().map(|span| (span.version.clone(), span.end)).collect()
-}
+/// A template that leaves the thoughts of earlier turns out, as Qwen3's does.
+const FORGETFUL: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content.split('</think>')[-1] }}\
+<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
 #[tokio::test]
-async fn a_reply_that_the_engine_gave_up_goes_on_from_its_tokens() {
-    for kind in [UpstreamKind::Vllm, UpstreamKind::Sglang] {
-        let world = world(kind).await;
-        let ids = tokenizer().encode("hello there, world<|im_end|>").expect("encodes");
-        let part = |count: usize| tokenizer().decode(&ids[count..], false);
-        world.engine.will_say(Says { ends: Ends::Aborted(3), ..Says::from("hello there, world") });
-        // Nothing of it at all.
-        let empty = Says { text: part(3), ends: Ends::Aborted(0), version: Some("8"), ..Says::from("") };
-        if kind == UpstreamKind::Vllm {
-            world.engine.will_say(empty);
-        }
-        world.engine.will_say(Says {
-            text: part(3),
-            ends: Ends::Aborted(2),
-            version: Some("8"),
-            ..Says::from("")
-        });
-        world.engine.will_say(Says { text: part(5), version: Some("9"), ..Says::from("") });
-        let mut body = chat(json!([{"role": "user", "content": "go"}]), true);
-        body["max_tokens"] = json!(40);
-        let (said, finish) = message(&world.ask(&body).await, true);
-        assert_eq!(
-            (said["content"].as_str(), finish.as_str()),
-            (Some("hello there, world"), Some("stop")),
-            "{kind:?}"
-        );
-        let asked = world.engine.asked();
-        let calls = world.calls().await;
-        let call = &calls[0];
-        assert_eq!(calls.len(), 1);
-        assert!(call.trainable, "{kind:?} {:?}", call.not_trainable_reasons);
-        assert_eq!(call.completion_token_ids.as_ref(), Some(&ids));
-        assert_eq!(call.completion_logprobs.as_ref().map(Vec::len), Some(ids.len()));
-        let end = ids.len() as u32;
-        let told = [("7".to_owned(), 3), ("8".to_owned(), 5), ("9".to_owned(), end)];
-        assert_eq!(spans(call), told, "{kind:?}");
-        let usage = call.usage.expect("usage");
-        let prompt = call.prompt_token_ids.clone().expect("prompt ids");
-        assert_eq!((usage.prompt_tokens, usage.completion_tokens), (prompt.len() as u64, u64::from(end)));
-        // Each segment was asked with all that was there, for as many tokens as were left, with numbers of its own.
-        let (key, most, seed) = match kind {
-            UpstreamKind::Sglang => ("input_ids", "max_new_tokens", "sampling_seed"),
-            _ => ("prompt", "max_tokens", "seed"),
-        };
-        let last = &asked.last().expect("asked").1;
-        assert_eq!(last[key], json!([prompt.as_slice(), &ids[..5]].concat()));
-        let sampling = |body: &Value| {
-            if kind == UpstreamKind::Sglang { body["sampling_params"].clone() } else { body.clone() }
-        };
-        assert_eq!(sampling(last)[most], 35);
-        assert_ne!(sampling(last)[seed], sampling(&asked[0].1)[seed]);
+async fn what_the_template_would_have_left_out_stays_and_is_shown() {
+    let model = tempfile::tempdir().expect("temp");
+    for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        std::fs::copy(folder().join(file), model.path().join(file)).expect("copied");
     }
-}
-
-#[tokio::test]
-async fn an_interrupted_reply_goes_on_behind_the_gate() {
-    for (kind, told) in [
-        (UpstreamKind::Vllm, true),
-        (UpstreamKind::Vllm, false),
-        (UpstreamKind::Sglang, true),
-        (UpstreamKind::Sglang, false),
-    ] {
-        let world = world(kind).await;
-        let ids = tokenizer().encode("hello there, world<|im_end|>").expect("encodes");
-        let version = |label| if told { Some(label) } else { None };
-        world.setup.proxy.set_policy_version("41");
-        world.engine.will_say(Says {
-            ends: Ends::Hanging(4),
-            version: version("7"),
-            ..Says::from("hello there, world")
-        });
-        world.engine.will_say(Says {
-            text: tokenizer().decode(&ids[4..], false),
-            version: version("8"),
-            ..Says::from("")
-        });
-        let url = format!("http://{}/sessions/s1/v1/chat/completions", world.setup.address);
-        let mut reply = post(&url, &chat(json!([{"role": "user", "content": "go"}]), true)).await;
-        let before = tokenizer().decode(&ids[..3], false);
-        let mut text = String::new();
-        // All four tokens were relayed once the text of the third is there and the fourth's too.
-        while !message_so_far(&text).starts_with(&tokenizer().decode(&ids[..4], false)) {
-            text +=
-                std::str::from_utf8(&reply.chunk().await.expect("goes on").expect("more")).expect("UTF-8");
+    std::fs::write(model.path().join("chat_template.jinja"), FORGETFUL).expect("written");
+    let engine = Engine::start(false).await;
+    let captures = tempfile::tempdir().expect("temp");
+    let config = json!({"proxy": {
+        "listen_port": 0, "upstream_base_url": engine.url, "upstream_kind": "vllm", "relay": "token_in",
+        "local_tokenizer": model.path(), "capture_dir": captures.path(), "probe_upstream": false,
+        "pinned_sampling": {"temperature": 1, "seed": 1},
+    }});
+    let file = captures.path().join("proxy.json");
+    std::fs::write(&file, config.to_string()).expect("written");
+    let mut lego = tokio::process::Command::new(env!("CARGO_BIN_EXE_lego"))
+        .args(["proxy", "--config"])
+        .arg(&file)
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("lego starts");
+    let mut lines = tokio::io::BufReader::new(lego.stderr.take().expect("stderr")).lines();
+    let url = loop {
+        let line = lines.next_line().await.expect("readable").expect("it says where it listens");
+        if let Some(url) = line.split_whitespace().find(|word| word.starts_with("http://127.0.0.1")) {
+            break url.to_owned();
         }
-        assert!(message_so_far(&text).starts_with(&before));
-        world.setup.proxy.interrupt();
-        // As a trainer does: once no call is at the engine, it is given other weights.
-        while gate(&world.setup.proxy).await["calls_waiting"] != 1 {
-            tokio::task::yield_now().await;
-        }
-        world.setup.proxy.set_policy_version("42");
-        world.setup.proxy.resume();
-        while let Some(piece) = reply.chunk().await.expect("goes on") {
-            text += std::str::from_utf8(&piece).expect("UTF-8");
-        }
-        assert_eq!(message(&text, true).0["content"], "hello there, world", "{kind:?}");
-        let calls = world.calls().await;
-        let call = &calls[0];
-        assert_eq!(call.completion_token_ids.as_ref(), Some(&ids));
-        // vLLM tells its weights at the end alone: those of the first segment lego's clock knows, which counts otherwise.
-        let known = match (kind, told) {
-            (UpstreamKind::Sglang, true) => Some(("7", "8")),
-            (_, false) => Some(("41", "42")),
-            _ => None,
-        };
-        let Some((first, second)) = known else {
-            assert!(!call.trainable && spans(call).is_empty(), "{:?}", spans(call));
-            continue;
-        };
-        assert_eq!(spans(call), [(first.to_owned(), 4), (second.to_owned(), ids.len() as u32)], "{kind:?}");
-        assert!(call.trainable, "{:?}", call.not_trainable_reasons);
-    }
-}
-
-/// What the admin listener says of the gate.
-async fn gate(proxy: &Proxy) -> Value {
-    let request = axum::http::Request::get("/admin/state")
-        .header("authorization", "Bearer t")
-        .header("host", "localhost");
-    let request = request.body(axum::body::Body::empty()).expect("a request");
-    let reply = proxy.admin_router("t").oneshot(request).await.expect("an answer");
-    let body = axum::body::to_bytes(reply.into_body(), 9999).await.expect("a body");
-    serde_json::from_slice(&body).expect("JSON")
-}
-
-/// The content that a stream has told so far.
-fn message_so_far(text: &str) -> String {
-    let whole = text.rfind("\n\n").map_or("", |end| &text[..end]);
-    let chunks = whole.lines().filter_map(|line| line.strip_prefix("data: "));
-    let parts = chunks.filter_map(|data| serde_json::from_str::<Value>(data).ok());
-    parts.filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str().map(str::to_owned)).collect()
+    };
+    engine.will_say("<think>\nhm\n</think>\n\nyes");
+    let mut messages = json!([{"role": "user", "content": "go"}]);
+    let ask = async |messages: &Value| {
+        let url = url.replace("/v1", "/sessions/s1/v1/chat/completions");
+        let reply = text(post(&url, &json!({"model": "m", "messages": messages})).await).await;
+        serde_json::from_slice::<Value>(&reply).expect("JSON")["choices"][0]["message"].clone()
+    };
+    let said = ask(&messages).await;
+    messages.as_array_mut().expect("list").extend([said, json!({"role": "user", "content": "more"})]);
+    engine.will_say("done");
+    ask(&messages).await;
+    lego.kill().await.expect("ended");
+    let prompt: Vec<u32> = serde_json::from_value(engine.asked()[1].1["prompt"].clone()).expect("ids");
+    let sent = tokenizer().decode(&prompt, false);
+    assert!(sent.contains("hm\n</think>\n\nyes<|im_end|>\n<|im_start|>user\nmore"), "{sent}");
+    let shown = std::process::Command::new(env!("CARGO_BIN_EXE_lego"))
+        .args(["capture", "show", "s1", "--capture-dir"])
+        .arg(captures.path())
+        .arg("--tokenizer")
+        .arg(model.path())
+        .output()
+        .expect("lego runs");
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("the chat template would render "), "{shown}");
+    assert!(shown.contains("instead of") && shown.contains("<think>"), "{shown}");
 }

@@ -140,9 +140,10 @@ struct ShowArgs {
     /// Show token ids with their log-probs and weight versions.
     #[arg(long)]
     tokens: bool,
-    /// Folder with the model's tokenizer.json: with --tokens each id's text is shown too [default: that of the run's
+    /// Folder with the model's tokenizer.json and chat template: with --tokens each id's text is shown too; for calls of
+    /// the token-in relay, how their prompts differ from what the template renders [default: that of the run's
     /// policy, for what the embedded engine sampled].
-    #[arg(long, value_name = "DIR", requires = "tokens")]
+    #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
     /// One JSON object a choice, everything that was captured.
     #[arg(long)]

@@ -43,6 +43,9 @@ pub fn show(out: &mut dyn Write, args: &ShowArgs) -> anyhow::Result<()> {
             writeln!(out, "══ lineage {} · {} · {}", row.index, row.kind.as_str(), comes_from(row))?;
         }
         let now = show_call(out, &call, &before)?;
+        if let Some(kept) = texts.as_ref().and_then(|texts| texts.kept(&call)) {
+            writeln!(out, "   {kept}")?;
+        }
         if args.tokens {
             let texts = texts.as_ref().filter(|texts| texts.fits(&call));
             show_tokens(out, &call, texts)?;

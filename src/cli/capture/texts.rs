@@ -2,13 +2,18 @@
 
 use std::path::Path;
 
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
 use crate::config::{Config, Environment};
 use crate::record::{Call, UpstreamKind};
-use crate::text::{TextError, Tokenizer};
+use crate::text::{ChatInput, ChatTemplate, TextError, Tokenizer, difference};
+use crate::trajectory;
 
 /// The texts of ids.
 pub(super) struct Texts {
     pub(super) tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
     /// It is that of the run's policy, which the embedded engine served.
     is_of_run: bool,
 }
@@ -17,7 +22,10 @@ impl Texts {
     /// Those of the tokenizer that was named, else of the policy whose run these captures are of.
     pub(super) fn find(named: Option<&Path>, captures: &Path) -> Result<Option<Self>, TextError> {
         match named {
-            Some(folder) => Ok(Some(Self { tokenizer: Tokenizer::load(folder)?, is_of_run: false })),
+            Some(folder) => {
+                let template = ChatTemplate::load_if_present(folder)?;
+                Ok(Some(Self { tokenizer: Tokenizer::load(folder)?, template, is_of_run: false }))
+            }
             None => Ok(Self::of_run(captures)),
         }
     }
@@ -26,13 +34,47 @@ impl Texts {
         let path = captures.parent()?.join("config.resolved.toml");
         let config = Config::load_resolved(&path, Environment::from_process()).ok()?;
         let tokenizer = Tokenizer::load(config.model_path()).ok()?;
-        Some(Self { tokenizer, is_of_run: true })
+        let template = ChatTemplate::load_if_present(config.model_path()).ok()?;
+        Some(Self { tokenizer, template, is_of_run: true })
     }
 
     /// Ids of another tokenizer would get the wrong texts.
     pub(super) fn fits(&self, call: &Call) -> bool {
         let is_same = call.tokenizer_sha256.as_ref().is_none_or(|sha256| sha256 == self.tokenizer.sha256());
         is_same && (!self.is_of_run || call.upstream_kind == UpstreamKind::Embedded)
+    }
+
+    /// How the prompt of a call that was asked with tokens, and goes on from another, differs from what the chat template
+    /// makes of its messages; `None`: it is no such call, or the template is another or refuses them.
+    pub(super) fn kept(&self, call: &Call) -> Option<String> {
+        #[derive(Deserialize)]
+        struct Body {
+            messages: Vec<Value>,
+            #[serde(default)]
+            tools: Option<Vec<Value>>,
+            #[serde(default)]
+            chat_template_kwargs: Option<Map<String, Value>>,
+        }
+        call.parent_call_id?;
+        let template = self.template.as_ref().filter(|_| self.fits(call))?;
+        if call.template_sha256.as_deref() != Some(template.sha256()) {
+            return None;
+        }
+        let body: Body = serde_json::from_str(&trajectory::chat_request(call)?).ok()?;
+        let input = ChatInput {
+            messages: &body.messages,
+            tools: body.tools.as_deref().filter(|tools| !tools.is_empty()),
+            add_generation_prompt: true,
+            template_kwargs: body.chat_template_kwargs.as_ref(),
+        };
+        let prompt = call.prompt_token_ids.as_deref()?;
+        let found = difference(&self.tokenizer, template, prompt, &input).ok()?;
+        Some(found.map_or("the prompt is what the chat template renders".to_owned(), |found| {
+            format!(
+                "the chat template would render {} ids in the place of {} from id {} on: {:?} instead of {:?}",
+                found.rendered_len, found.lineage_len, found.at, found.rendered_text, found.lineage_text
+            )
+        }))
     }
 
     pub(super) fn of(&self, id: u32) -> String {

@@ -72,7 +72,7 @@ pub(super) fn gather(
         for (place, one) in lineage.calls.iter().enumerate() {
             users.entry(one.call.choice()).or_default().push((index, place));
         }
-        gathers.push(Gather::new(sample.token_ids.len()));
+        gathers.push(Gather::new(lineage, sample.token_ids.len()));
     }
     // The reader puts rows that were left out back into the calls.
     sessions.with_routing(id, counts, &mut |call| {

@@ -66,7 +66,8 @@ impl RoutedExperts {
         experts
     }
 
-    /// Takes the rows of the positions before `end` that `routing` has, where `is_taken` says so or there is none yet.
+    /// Takes the rows that `routing` has of the positions before `end` for which `is_own` is true; the others are only
+    /// compared.
     ///
     /// Gives how many rows that were there are others in `routing`.
     ///
@@ -76,7 +77,7 @@ impl RoutedExperts {
         &mut self,
         routing: &Routing,
         end: Position,
-        mut is_taken: impl FnMut(Position) -> bool,
+        is_own: impl Fn(Position) -> bool,
     ) -> Result<u64, OtherShape> {
         let RoutingShape { start, layers, layer_axis, top_k, dtype, .. } = *routing.shape();
         if (Layout { layers, layer_axis, top_k }) != self.layout {
@@ -100,10 +101,10 @@ impl RoutedExperts {
                 &widened
             };
             let own = &mut self.data[position * row_bytes..][..row_bytes];
-            let had_row = std::mem::replace(&mut self.has_row[position], true);
-            others += u64::from(had_row && own != row);
-            if is_taken(Position(position)) || !had_row {
+            others += u64::from(self.has_row[position] && own != row);
+            if is_own(Position(position)) {
                 own.copy_from_slice(row);
+                self.has_row[position] = true;
             }
         }
         Ok(others)
@@ -175,13 +176,14 @@ mod tests {
     }
 
     #[test]
-    fn rows_stand_at_their_own_positions_and_stay_unless_others_are_to_be_taken() {
+    fn rows_stand_at_their_own_positions_and_are_taken_of_whom_they_are() {
         let first = routing(0, &[1, 2, 3, 4]);
         let mut experts = RoutedExperts::new(5, &first);
-        assert_eq!(experts.take(&first, Position::new(5), |_| false), Ok(0));
+        assert_eq!(experts.take(&first, Position::new(5), |_| true), Ok(0));
         // Position 1 again, with other experts, and 2 and 3; of wider ids.
         let second = routing(1, &[3, 9, 5, 300, 7, 8]);
-        assert_eq!(experts.take(&second, Position::new(3), |_| false), Ok(1));
+        let is_behind = |at: Position| at >= Position::new(2);
+        assert_eq!(experts.take(&second, Position::new(3), is_behind), Ok(1));
         assert_eq!(experts.validity(), [true, true, true, false, false]);
         assert_eq!(experts.row(Position::new(1)), Some(&[3, 0, 4, 0][..]));
         assert_eq!(experts.row(Position::new(2)), Some(&[5, 0, 44, 1][..]));
@@ -191,7 +193,7 @@ mod tests {
         let mut others = experts.clone();
         assert_eq!(others.take(&second, Position::new(3), |_| true), Ok(1));
         assert_eq!(others.row(Position::new(1)), Some(&[3, 0, 9, 0][..]));
-        assert_eq!(experts.take(&second, Position::new(4), |_| false), Ok(1));
+        assert_eq!(experts.take(&second, Position::new(4), is_behind), Ok(1));
         let whole = experts.into_whole().expect("4 rows of 5 tokens");
         assert_eq!(whole.ids().collect::<Vec<_>>(), [1, 2, 3, 4, 5, 300, 7, 8]);
     }

@@ -253,12 +253,13 @@ mod tests {
             Disposition::Masked(reason()),
             Disposition::Superseded,
             Disposition::AuxCall,
+            Disposition::OverWindow,
             Disposition::InfraFailure,
             Disposition::Dropped(reason()),
             Disposition::UsageUnknown,
             Disposition::NoIds,
         ];
-        let left_out = buckets.into_iter().zip([2, 4, 8, 16, 32, 64, 128]).collect();
+        let left_out = buckets.into_iter().zip([2, 4, 8, 16, 32, 64, 128, 256]).collect();
         let wave = Wave { results: vec![result(left_out)], wall: Duration::from_secs(3) };
         let row = rows(&[step()], PolicyVersion(0), &wave, &StepTimes::start()).remove(0);
         let tokens: Vec<_> = COLUMNS
@@ -266,7 +267,7 @@ mod tests {
             .filter(|column| column.group == "tokens")
             .map(|column| row.iter().find(|(name, _)| *name == column.name).expect("a value").1)
             .collect();
-        let expected = [255, 1, 2, 4, 8, 16, 32, 64, 128_u64];
+        let expected = [511, 1, 2, 4, 8, 16, 32, 64, 128, 256_u64];
         assert_eq!(tokens, expected.map(MetricValue::from));
     }
 }

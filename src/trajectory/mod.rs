@@ -14,8 +14,14 @@
 //! - Time is linear in the tokens of all prompts and completions.
 //!
 //! Retries: of calls with the same prompt, those that were continued count; the others are superseded. If
-//! none was continued (the session ended there), the one that ended well and came last counts. Among choices
-//! of one call the same holds, with the first choice for the last.
+//! none was continued (the session ended there), the one that can be trained and came last counts. Among choices
+//! of one call the same holds, with the first choice for the last. One that broke off never counts where another
+//! did not.
+//!
+//! ```text
+//! calls ─▶ trie ─▶ lineages ─▶ samples and ledger (what is chosen: config, kinds)
+//!                     └─▶ threads (what calls were asked and answered) ─▶ kinds, breaks ─▶ table
+//! ```
 
 mod account;
 mod breaks;

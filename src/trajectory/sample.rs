@@ -157,7 +157,7 @@ fn routing(
     tokens: usize,
     built: &mut Built,
 ) -> Option<RoutedExperts> {
-    let mut gather = Gather::new(tokens);
+    let mut gather = Gather::new(lineage, tokens);
     for (place, one) in lineage.calls.iter().enumerate() {
         let (mut next, mut end) = (one.call.routing.as_ref(), None);
         // Nobody goes on from a later one; a damaged record may.

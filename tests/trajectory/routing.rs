@@ -55,6 +55,13 @@ fn a_row_that_is_not_there_is_missing_and_not_zero() {
 }
 
 #[test]
+fn rows_of_a_later_call_never_stand_for_those_that_tokens_were_sampled_with() {
+    let first = call("s", &[1, 2], &[3, 4]);
+    let second = turn(&[1, 2, 3, 4, 9], &[5, 6], 1, routing(0, 6, 0));
+    assert_eq!(firsts(&build([first, second]), 0), [None, None, None, Some(12), Some(16), Some(20), None]);
+}
+
+#[test]
 fn rows_that_two_calls_have_otherwise_are_counted_and_the_first_ones_are_taken() {
     let first = || turn(&[1, 2], &[3, 4], 0, routing(0, 3, 0));
     let other = routing(1, 5, 100);

@@ -361,6 +361,7 @@ fn check_metrics(page: &str, calls: usize, streams: usize) {
         "lego_proxy_resumed_replies_total",
         "lego_proxy_route_calls_total",
         "lego_proxy_sessions_expired_total",
+        "lego_trainer_lineage_breaks_total",
     ];
     for name in &known {
         assert!(typed.contains(name) || late.contains(name), "{name} is missing");

@@ -17,7 +17,7 @@ pub(super) const REPLACES_KEY: &str = "lego.replaces";
 pub(super) const BODIES: [&str; 3] = ["client_request", "upstream_request", "response"];
 
 /// Leaves whose values hardly repeat: a dictionary would be as long as they are, and is read whole for any of its rows.
-pub(super) const UNIQUE: [&str; 16] = [
+pub(super) const UNIQUE: [&str; 17] = [
     "call_id",
     "received_at",
     "ttft_us",
@@ -25,6 +25,7 @@ pub(super) const UNIQUE: [&str; 16] = [
     "client_request",
     "upstream_request",
     "response",
+    "completion_token_ids.list.element",
     "completion_logprobs.list.element",
     "text",
     "tool_calls.list.element.id",

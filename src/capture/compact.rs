@@ -239,10 +239,11 @@ fn properties() -> WriterProperties {
     {
         properties = properties.set_column_encoding(path(leaf), encoding);
     }
-    // Log-probs hardly repeat: their bytes compress better one plane after the other.
-    properties
-        .set_column_encoding(path("completion_logprobs.list.element"), Encoding::BYTE_STREAM_SPLIT)
-        .build()
+    // Sampled ids and their log-probs hardly repeat: their bytes compress better one plane after the other.
+    for leaf in ["completion_token_ids.list.element", "completion_logprobs.list.element"] {
+        properties = properties.set_column_encoding(path(leaf), Encoding::BYTE_STREAM_SPLIT);
+    }
+    properties.build()
 }
 
 /// A leaf's, of its names between dots.

@@ -65,14 +65,16 @@ impl ListedFile {
     /// Opens it for `look`, whose error says what is wrong with the file.
     ///
     /// # Errors
-    /// Object storage could not be reached.
+    /// Object storage could not be reached, or the file cannot be opened now, for want of file descriptors or of a right:
+    /// nobody knows then what is in it.
     pub(super) fn look<T>(
         &self,
         look: impl FnOnce(&Stored) -> Result<T, String>,
     ) -> Result<Result<T, String>, CaptureError> {
         let file = match self.open() {
             Ok(file) => file,
-            Err(error) => return Ok(Err(error.to_string())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Err(error.to_string())),
+            Err(error) => return Err(CaptureError::io("open", &self.path)(error)),
         };
         let looked = look(&file);
         file.failure().map_or(Ok(looked), Err)
@@ -129,7 +131,7 @@ impl ListedFile {
 
     /// [`parquet_calls::replaces`] of it.
     fn replaces(&self) -> Result<Vec<String>, CaptureError> {
-        // One that cannot be opened is told where it is read.
+        // One that is gone is told where it is read.
         Ok(self.look(|file| Ok(parquet_calls::replaces(file)))?.unwrap_or_default())
     }
 }

@@ -449,6 +449,32 @@ mod tests {
     }
 
     #[test]
+    fn bytes_that_changed_give_calls_or_an_error() {
+        let response = JsonText::new(format!("[{}]", vec!["\"é\""; 600].join(","))).ok();
+        let payload = joined(vec![Call { response, ..routed() }, call()]);
+        let mut state = 7_u64;
+        let mut next = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        for _ in 0..3_000 {
+            let mut bad = payload.clone();
+            for _ in 0..=next(3) {
+                let at = next(bad.len());
+                match next(4) {
+                    0 => drop(bad.remove(at)),
+                    1 => bad.insert(at, next(256) as u8),
+                    2 => bad[at] ^= 1 << next(8),
+                    _ => bad[at] = [0, 0x7f, 0x80, 0xff][next(4)],
+                }
+            }
+            // Without a panic, and without room for what is not there.
+            let _ = read(&bad);
+            let _ = session(&bad);
+        }
+    }
+
+    #[test]
     fn routing_comes_back_whole_or_not_at_all() {
         let (first, second) = (routed(), call());
         let wanted = [first.routing.clone(), None];

@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::io::{Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use lego::capture::{Query, Reader, Writer, WriterOptions};
+use lego::capture::{CaptureError, Query, Reader, Writer, WriterOptions};
 use lego::record::{Call, CallSink, ChoiceId};
 
 use crate::calls::{call, routing};
@@ -59,17 +59,54 @@ async fn a_base_that_was_damaged_in_the_journal_costs_its_own_rows() {
     drop(writer);
 }
 
+/// The Parquet file of a folder that has one.
+fn parquet_file(dir: &Path) -> PathBuf {
+    let day = fs::read_dir(dir).expect("folder").find_map(|entry| {
+        let path = entry.expect("an entry").path();
+        path.file_name()?.to_str()?.starts_with("date=").then_some(path)
+    });
+    fs::read_dir(day.expect("a day")).expect("folder").next().expect("a file").expect("an entry").path()
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_opened_is_an_error_and_no_call_is_said_to_lack_anything() {
+    let dir = tempfile::tempdir().expect("folder");
+    let calls = calls();
+    write(dir.path(), &calls[..1]).await.close().await;
+    let file = parquet_file(dir.path());
+    write(dir.path(), &calls[1..]).await.close().await;
+    let whole = fs::read(&file).expect("readable");
+    // What needs no privilege to take away: a name that leads to itself.
+    fs::remove_file(&file).expect("removed");
+    std::os::unix::fs::symlink(&file, &file).expect("a link");
+    let of_session = Query::session(calls[1].session_id.clone());
+    for query in [Query::default(), of_session, Query { call_id: Some(calls[2].call_id), ..Query::default() }]
+    {
+        let mut reader = Reader::open(dir.path(), query).expect("a folder");
+        let failed = reader.by_ref().find_map(Result::err).expect("an error");
+        assert!(matches!(&failed, CaptureError::Io { .. }), "{failed:?}");
+        assert!(failed.to_string().contains(file.to_str().expect("text")), "{failed}");
+        // Whoever reads on all the same gets no call that lacks what the file has.
+        let on: Vec<_> = reader.by_ref().collect();
+        let mut whole = on.iter().flatten();
+        assert!(whole.all(|call| call.trainable && call.call_id == calls[2].call_id), "{on:?}");
+        assert_eq!(reader.skipped(), [] as [String; 0]);
+    }
+    fs::remove_file(&file).expect("removed");
+    fs::write(&file, whole).expect("written");
+    let read: Vec<Call> = Reader::open(dir.path(), Query::default())
+        .expect("readable")
+        .collect::<Result<_, _>>()
+        .expect("whole");
+    assert!(read.iter().all(|call| call.not_trainable_reasons.is_empty()), "{read:?}");
+}
+
 #[tokio::test]
 async fn a_base_whose_file_cannot_be_read_ends_nobody_elses_read() {
     let dir = tempfile::tempdir().expect("folder");
     let calls = calls();
     write(dir.path(), &calls[..1]).await.close().await;
-    let day = fs::read_dir(dir.path()).expect("folder").find_map(|entry| {
-        let path = entry.expect("an entry").path();
-        path.file_name()?.to_str()?.starts_with("date=").then_some(path)
-    });
-    let file =
-        fs::read_dir(day.expect("a day")).expect("folder").next().expect("a file").expect("an entry").path();
+    let file = parquet_file(dir.path());
     let mut bytes = fs::read(&file).expect("readable");
     let footer = u32::from_le_bytes(bytes[bytes.len() - 8..][..4].try_into().expect("four")) as usize;
     let pages = bytes.len() - 8 - footer;

@@ -21,6 +21,7 @@ pub fn read(path: &str) -> Value {
 
 /// A tree's file.
 pub struct Tree {
+    #[allow(dead_code, reason = "not every binary that has this names them")]
     pub name: String,
     pub tree: Value,
 }

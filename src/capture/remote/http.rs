@@ -47,11 +47,15 @@ struct Service(reqwest::Client);
 #[async_trait]
 impl HttpService for Service {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let (head, body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
         let length = body.content_length();
+        if length > 0 {
+            // Requests to Azure and Google have it already, and servers refuse two.
+            head.headers.insert(http::header::CONTENT_LENGTH, length.into());
+        }
         let mut wanted = self.0.request(head.method, head.uri.to_string()).headers(head.headers);
         if length > 0 {
-            wanted = wanted.header(http::header::CONTENT_LENGTH, length).body(reqwest::Body::wrap(body));
+            wanted = wanted.body(reqwest::Body::wrap(body));
         }
         let response = wanted.send().await.map_err(failed)?;
         let (head, body) = http::Response::<reqwest::Body>::from(response).into_parts();
@@ -89,4 +93,39 @@ fn broken(error: &reqwest::Error) -> HttpErrorKind {
         source = error.source();
     }
     HttpErrorKind::Unknown
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_has_one_length_whoever_said_it() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+        let url = format!("http://{}/object", listener.local_addr().expect("bound"));
+        let options = ClientOptions::new().with_allow_http(true);
+        let client = Connector.connect(&options).expect("a client");
+        for (is_said, body) in [(true, "five!"), (false, "five!"), (true, "")] {
+            let mut request = http::Request::put(&url);
+            if is_said {
+                request = request.header("content-length", body.len());
+            }
+            let request = request.body(body.to_owned().into()).expect("a request");
+            let serve = async {
+                let (mut socket, _) = listener.accept().await.expect("a connection");
+                let mut seen = Vec::new();
+                while !String::from_utf8_lossy(&seen).contains(&format!("\r\n\r\n{body}")) {
+                    socket.read_buf(&mut seen).await.expect("a request");
+                }
+                socket.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n").await.expect("sent");
+                String::from_utf8(seen).expect("text").to_lowercase()
+            };
+            let (answered, seen) = tokio::join!(client.execute(request), serve);
+            assert!(answered.expect("answered").status().is_success());
+            assert_eq!(seen.matches("content-length:").count(), 1, "{seen}");
+            assert!(seen.contains(&format!("content-length: {}", body.len())), "{seen}");
+        }
+    }
 }

@@ -111,11 +111,16 @@ impl Process {
     }
 
     pub fn try_start(server: &Server, prefix: &str, dir: &Path) -> Result<Self, String> {
+        Self::run(&server.url(prefix), &server.environment(), dir)
+    }
+
+    /// One that writes to this URL, with these variables to reach it.
+    pub fn run(url: &str, environment: &[(&str, String)], dir: &Path) -> Result<Self, String> {
         let mut child = Command::new(std::env::current_exe().expect("own path"))
             .args(["--exact", "objects::writer::objects_writer_process", "--nocapture", "--test-threads=1"])
-            .env(URL, server.url(prefix))
+            .env(URL, url)
             .env(DIR, dir)
-            .envs(server.environment())
+            .envs(environment.iter().cloned())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -177,8 +182,13 @@ impl Process {
 
 /// `lego capture …` of a bucket, on a machine with this folder.
 pub async fn lego(server: &Server, dir: &Path, arguments: &[&str]) -> Output {
+    lego_with(&server.environment(), dir, arguments).await
+}
+
+/// The same with these variables to reach it.
+pub async fn lego_with(environment: &[(&str, String)], dir: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lego"));
-    command.arg("capture").args(arguments).arg("--local-dir").arg(dir).envs(server.environment());
+    command.arg("capture").args(arguments).arg("--local-dir").arg(dir).envs(environment.iter().cloned());
     command.current_dir(dir.parent().expect("a parent"));
     tokio::task::spawn_blocking(move || command.output().expect("lego runs")).await.expect("no panic")
 }

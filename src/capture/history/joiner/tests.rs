@@ -1,7 +1,7 @@
 use std::convert::Infallible;
 
 use super::*;
-use crate::record::{CallId, LayerAxis, RoutingDtype, example};
+use crate::record::{CallId, LayerAxis, RoutingDtype, SharedIds, example};
 
 const ROWS: Parts = Parts { ids: false, bodies: false, routing: true };
 /// Bytes of what is remembered of a call with one row.
@@ -334,5 +334,52 @@ fn bodies_that_only_a_filter_looks_at_are_forgotten_too() {
         call.session_id = format!("s{session}").parse().expect("an id");
         joiner.with_bodies(&call, all_of(&[])).expect("whole");
         assert!(joiner.bytes <= 100_000, "{}", joiner.bytes);
+    }
+}
+
+/// Numbers that are no secret.
+fn numbers(mut state: u64) -> impl FnMut(u32) -> u32 {
+    move |below| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as u32 % below
+    }
+}
+
+#[test]
+fn splices_of_any_numbers_are_missing_and_never_something_else() {
+    let mut next = numbers(7);
+    for round in 0..4_000 {
+        let body = |bytes: u32| JsonText::new(format!("\"{}\"", "x".repeat(bytes as usize))).ok();
+        let mut base = example::call(serde_json::json!({}));
+        (base.call_id, base.prompt_token_ids) = (CallId::now(), Some((0..next(40)).collect()));
+        (base.client_request, base.upstream_request) = (body(next(300)), body(next(300)));
+        let mut call = Call { call_id: CallId::now(), ..base.clone() };
+        let edges = [0, 1, 2, 100, 300, u32::MAX - 1, u32::MAX];
+        let mut number = || if next(3) == 0 { edges[next(7) as usize] } else { next(320) };
+        let mut splice = |source| {
+            let parts = (0..number() % 4).map(|_| Part { at: number(), from: number(), length: number() });
+            let parts = parts.collect();
+            Some(Splice { source, length: number(), crc32c: number(), parts })
+        };
+        let shared = Shared {
+            // Also of itself, of one that is nowhere, and of none.
+            base: [Some(base.choice()), Some(call.choice()), None][round % 3],
+            client_request: splice(SpliceSource::Base),
+            upstream_request: splice([SpliceSource::Base, SpliceSource::ClientRequest][round % 2]),
+            response: splice(SpliceSource::Base),
+            ids: Some(SharedIds { count: number(), crc32c: number() }),
+        };
+        call.shared = Some(Box::new(shared));
+        let stored = call.clone();
+        let mut joiner = Joiner::new(Parts { ids: true, bodies: true, routing: true });
+        let read = |_: &Call, give: &mut dyn FnMut(&Call)| {
+            give(&base);
+            give(&stored);
+            Ok::<_, Infallible>(())
+        };
+        assert!(!joiner.join(&mut call, read).expect("infallible"), "{stored:?}");
+        assert!(!call.trainable && call.not_trainable_reasons.contains(&"history_base_missing".to_owned()));
+        let bodies = [&call.client_request, &call.upstream_request, &call.response];
+        assert!(bodies.iter().all(|body| body.is_none()) && call.prompt_token_ids.is_none(), "{stored:?}");
     }
 }

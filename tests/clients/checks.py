@@ -159,8 +159,8 @@ def check_history(why, is_by_fault, entries, say):
 
 
 def check_lineages(rows, breaks, fault, entries, say):
-    """`lego capture lineages` finds the task's turns in one lineage, and one more for each break, with its reason. After a
-    fault the first of them may say what it was before."""
+    """`lego capture lineages` finds the task's turns in one lineage, and one more for each break, with its reason.
+    After a fault the first of them may say what it was before."""
     records = [entry["record"] for entry in entries if entry.get("turn") and "record" in entry]
     told = {record["call_id"] for record in records if record["status"] == "ok"}
     task = [row for row in rows if row["last_call_id"] in told]
@@ -211,7 +211,8 @@ def check_prompts(prompts, entries, in_chat, say):
     if sum(prompts.values()) != len(asked_for) or prompts.get("in_chat", 0) != asked[CHAT]:
         say(f"{prompts} was counted of {asked}")
     if bool(asked[CHAT]) != bool(in_chat):
-        say(f"{asked[CHAT]} calls were asked in chat's words" + (f", though the table says: {in_chat}" if in_chat else ""))
+        told = f", though the table says: {in_chat}" if in_chat else ""
+        say(f"{asked[CHAT]} calls were asked in chat's words{told}")
     extended = sum(1 for entry in entries if (entry.get("record") or {}).get("parent_call_id"))
     if extended != prompts.get("extended", 0):
         say(f"{extended} records have a parent, {prompts.get('extended', 0)} prompts extend one")

@@ -223,7 +223,7 @@ class OpenCode(Client):
 class QwenCode(Client):
     why_rewritten = {"chat": "it trims the reasoning that it sends back"}
     why_broke = {"chat": ["whitespace_changed"] * 2}
-    why_broken = {("chat", "drop_mid_stream"): (1, "it asks to resume a reply that broke off, and takes that out again")}
+    why_broken = {("chat", "drop_mid_stream"): (1, "it asks to resume what broke off, and takes that out again")}
     name = "qwen-code"
     wires = ("chat",)
     is_in_ci = False

@@ -25,8 +25,8 @@ With --relay token_in lego renders the prompts, and the upstream has a tokenizer
 - a prompt is made of control tokens where the template has them and nowhere else, and says what the client said (Chat);
 - the record's text and tool calls are what was sampled, arguments byte by byte.
 
-By either relay `lego capture lineages` has the task's turns in one lineage, or tells the breaks and reasons of the table,
-and the ledger adds up.
+By either relay `lego capture lineages` has the task's turns in one lineage, or tells the breaks and reasons of the
+table, and the ledger adds up.
 """
 
 import argparse

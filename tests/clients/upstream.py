@@ -236,7 +236,8 @@ class Completions:
             data = json.dumps({**self.head, "choices": [choice]}, ensure_ascii=False)
             yield kind, self.vocabulary.decode(ids), ids, data
         if self.wants.usage:
-            yield "usage", "", [], json.dumps({**self.head, "choices": [], "usage": usage_of(self.prompt, self.sampled)})
+            usage = usage_of(self.prompt, self.sampled)
+            yield "usage", "", [], json.dumps({**self.head, "choices": [], "usage": usage})
         yield "done", "", [], "[DONE]"
 
 

@@ -398,6 +398,7 @@ impl Call {
         let api = face.upstream_api;
         let rendered = recorder.rendered().cloned();
         Box::pin(async move {
+            let mut interrupts = inner.gate.interrupts();
             let path = match api {
                 ClientApi::OpenaiCompletions => "/completions",
                 ClientApi::AnthropicMessages => "/messages",
@@ -409,6 +410,7 @@ impl Call {
                 inner.gate.passed().await;
             }
             // Behind the gate: the weights may have changed while the call waited at it.
+            interrupts.mark_unchanged();
             let version = route.version_now(&inner, &session);
             let _ = version_at_start.set(version.clone());
             let first = body.clone();
@@ -425,6 +427,7 @@ impl Call {
                 headers,
                 body: first,
                 version_at_start: version,
+                interrupts,
             };
             Ok(segments::joined(asking, reply, api == ClientApi::SglangGenerate))
         })

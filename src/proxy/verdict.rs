@@ -4,7 +4,7 @@ use crate::record::{Call, CallKind, CallStatus, LogprobSemantics, WeightSource};
 use crate::upstream::dialect;
 
 /// Reasons that are one word.
-const REASONS: [&str; 30] = [
+const REASONS: [&str; 31] = [
     "no_prompt_token_ids",
     "empty_prompt",
     "no_token_ids",
@@ -31,6 +31,7 @@ const REASONS: [&str; 30] = [
     "routing_unreadable",
     "capture_refused_by_upstream",
     PROMPT_CHANGED,
+    OUTSIDE,
     LOCAL_IDS,
     LOCAL_COMPLETION_REFUSED,
     LOCAL_PROMPT_REFUSED,
@@ -39,6 +40,8 @@ const REASONS: [&str; 30] = [
 
 /// The engine read other prompt ids than lego sent.
 pub(super) const PROMPT_CHANGED: &str = "prompt_ids_differ_from_sent";
+/// Sampled ids that the model's folder has no token for: it may be another model's.
+pub(super) const OUTSIDE: &str = "ids_outside_the_local_tokenizer";
 /// Ids are those of a local tokenizer.
 pub(super) const LOCAL_IDS: &str = "ids_from_local_tokenizer";
 /// The local tokenizer has no one sequence of ids for what the reply says.

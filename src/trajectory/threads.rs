@@ -132,7 +132,8 @@ impl<'a> Threads<'a> {
     fn origin(&self, lineage: &Lineage, started: &mut HashSet<(NodeId, usize)>) -> Origin {
         let id = self.starts[lineage.index as usize];
         let forked = lineage.forked_from().and_then(|call| self.node(call.choice()));
-        if let Some(parent) = self.nodes[id].call.parent_call_id {
+        // One that extends another call's ids may name that call.
+        if let Some(parent) = self.nodes[id].call.parent_call_id.filter(|_| forked.is_none()) {
             let parent_node = self.nodes.iter().position(|node| node.call.call_id == parent);
             return parent_node.map_or(Origin::Recorded(parent), Origin::Started);
         }

@@ -54,6 +54,8 @@ impl Texts {
             tools: Option<Vec<Value>>,
             #[serde(default)]
             chat_template_kwargs: Option<Map<String, Value>>,
+            #[serde(default)]
+            reasoning_effort: Option<Value>,
         }
         call.parent_call_id?;
         let template = self.template.as_ref().filter(|_| self.fits(call))?;
@@ -61,11 +63,15 @@ impl Texts {
             return None;
         }
         let body: Body = serde_json::from_str(&trajectory::chat_request(call)?).ok()?;
+        let mut kwargs = body.chat_template_kwargs.unwrap_or_default();
+        if let Some(effort) = body.reasoning_effort {
+            kwargs.entry("reasoning_effort").or_insert(effort);
+        }
         let input = ChatInput {
             messages: &body.messages,
             tools: body.tools.as_deref().filter(|tools| !tools.is_empty()),
             add_generation_prompt: true,
-            template_kwargs: body.chat_template_kwargs.as_ref(),
+            template_kwargs: (!kwargs.is_empty()).then_some(&kwargs),
         };
         let prompt = call.prompt_token_ids.as_deref()?;
         let found = difference(&self.tokenizer, template, prompt, &input).ok()?;

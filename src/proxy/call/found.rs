@@ -11,7 +11,9 @@ impl Call {
     pub(super) async fn capabilities(&self, face: &Face) -> Capabilities {
         let upstream = &self.route.upstream;
         let assumed = Capabilities::assumed(upstream.kind());
-        let is_chat = face.upstream_api == ClientApi::OpenaiChat || self.rendered.is_some();
+        // Of a call with tokens only routing is left to be found out.
+        let has_routing = self.rendered.is_some() && self.route.upstream.routing_hint().is_some();
+        let is_chat = face.upstream_api == ClientApi::OpenaiChat || has_routing;
         if !self.inner.options.probes_upstream || !is_chat {
             return assumed;
         }

@@ -31,6 +31,7 @@ use lineages::{Key, Turn};
 use reading::Reading;
 use writer::TokenWriter;
 
+use super::verdict::OUTSIDE;
 use crate::config::{Config, ConfigError, TokenHistory};
 use crate::protocol::chat::Request;
 use crate::protocol::translate::{ReplyNames, ReplyWriter};
@@ -258,6 +259,16 @@ impl Rendered {
         Box::new(TokenWriter::new(Arc::clone(self), inner, is_native))
     }
 
+    /// Ids that end a reply.
+    fn ends(&self) -> &[u32] {
+        &self.reading.ends
+    }
+
+    /// The engine goes on behind them, as it was asked to.
+    fn ignores_ends(&self) -> bool {
+        serde_json::from_slice::<Value>(&self.body).is_ok_and(|body| body["ignore_eos"] == true)
+    }
+
     /// The call whose prompt and reply this one extends.
     pub(super) fn parent(&self) -> Option<CallId> {
         self.before.as_ref().map(|turn| turn.call_id)
@@ -273,7 +284,13 @@ impl Rendered {
         };
         let finish_reason = call.finish_reason.as_deref().unwrap_or_default();
         let whole = self.reading.whole(call.choice_index, ids, finish_reason);
-        if is_final && call.status == CallStatus::Ok {
+        if ids.iter().any(|id| *id as usize >= self.renderer.tokenizer.vocab_size()) {
+            call.not_trainable_reasons.push(OUTSIDE.to_owned());
+        }
+        // A part of it may be missing.
+        let is_whole =
+            self.n > 1 || call.usage.is_none_or(|usage| usage.completion_tokens == ids.len() as u64);
+        if is_final && call.status == CallStatus::Ok && is_whole {
             let end = self.asked.with(&lineages::canonical_reply(&whole.text, &whole.calls));
             let turn = Turn::new(self.before.clone(), &self.prompt, ids, call.call_id);
             lineages.hold(end, turn);

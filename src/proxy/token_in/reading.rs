@@ -127,11 +127,22 @@ impl Reader {
         if self.is_over || (tokenizer.is_special(id) && !reading.tags.contains(&id)) {
             return;
         }
-        let (mut decoded, mut text) = (String::new(), String::new());
+        if tokenizer.is_control(id) {
+            // What is left of a character that was cut is no part of the token.
+            let mut cut = String::new();
+            self.decoder.finish(&mut cut);
+            self.text(&cut, false, events);
+        }
+        let mut decoded = String::new();
         self.decoder.push(tokenizer, id, &mut decoded);
-        let ended = self.stop.push(&decoded, &mut text);
+        self.text(&decoded, tokenizer.is_control(id), events);
+    }
+
+    fn text(&mut self, decoded: &str, is_control: bool, events: &mut Vec<ReplyEvent>) {
+        let mut text = String::new();
+        let ended = self.stop.push(decoded, &mut text);
         if !text.is_empty() {
-            let is_control = tokenizer.is_control(id) && text == decoded;
+            let is_control = is_control && text == decoded;
             self.parser.push(Piece { text: &text, is_control }, events);
         }
         if ended.is_some() {

@@ -16,6 +16,7 @@ use futures_util::StreamExt;
 use lego::text::Tokenizer;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 pub fn folder() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/models/lego-tiny"))
@@ -35,6 +36,10 @@ pub struct Says {
     pub ends: Ends,
     /// The weights that it says it has.
     pub version: Option<&'static str>,
+    /// SGLang: each event has only what is new.
+    pub is_incremental: bool,
+    /// It answers with this status, and nothing else.
+    pub refuses: Option<u16>,
 }
 
 /// How a stream ends.
@@ -56,6 +61,8 @@ impl From<&str> for Says {
             misreads: false,
             ends: Ends::Well,
             version: Some("7"),
+            is_incremental: false,
+            refuses: None,
         }
     }
 }
@@ -71,6 +78,8 @@ struct Shared {
     is_sglang: bool,
     script: Mutex<VecDeque<Says>>,
     asked: Mutex<Vec<(String, Value)>>,
+    /// Answers begin once it is open.
+    gate: watch::Sender<bool>,
 }
 
 impl Engine {
@@ -82,6 +91,7 @@ impl Engine {
             is_sglang,
             script: Mutex::default(),
             asked: Mutex::default(),
+            gate: watch::Sender::new(true),
         });
         let router = Router::new().fallback(any(answer)).with_state(Arc::clone(&shared));
         tokio::spawn(async move { axum::serve(listener, router).await });
@@ -90,6 +100,11 @@ impl Engine {
 
     pub fn will_say(&self, says: impl Into<Says>) {
         self.shared.script.lock().expect("lock").push_back(says.into());
+    }
+
+    /// Answers begin from then on, or not before.
+    pub fn set_open(&self, is_open: bool) {
+        self.shared.gate.send_replace(is_open);
     }
 
     /// Paths and bodies, in order.
@@ -110,6 +125,10 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, body: Bytes) -> Res
     let Some(says) = shared.script.lock().expect("lock").pop_front() else {
         return (StatusCode::BAD_REQUEST, "the script is at its end").into_response();
     };
+    let _ = shared.gate.subscribe().wait_for(|is_open| *is_open).await;
+    if let Some(status) = says.refuses {
+        return StatusCode::from_u16(status).expect("a status").into_response();
+    }
     let mut ids = shared.tokenizer.encode(&says.text).expect("encodes");
     let mut says = says;
     match says.ends {
@@ -180,14 +199,16 @@ fn completions(ids: &[u32], says: &Says, prompt: &Value, is_stream: bool) -> Vec
     events
 }
 
-/// Each event tells everything so far.
+/// Each event tells everything so far, or only what is new.
 fn generate(ids: &[u32], says: &Says, prompt: &Value, is_stream: bool) -> Vec<Value> {
     let first = if is_stream { 1 } else { ids.len() };
     let event = |count: usize| {
         let logprobs: Vec<Value> = ids[..count].iter().map(|id| json!([-0.5, id, null])).collect();
         let is_last = count == ids.len() && !matches!(says.ends, Ends::Hanging(_));
         let finish = is_last.then(|| json!({"type": says.finish_reason}));
-        json!({"text": "x".repeat(count), "output_ids": ids[..count], "meta_info": {
+        let from = if says.is_incremental { count.saturating_sub(1) } else { 0 };
+        let logprobs = &logprobs[from..];
+        json!({"text": "x".repeat(count - from), "output_ids": ids[from..count], "meta_info": {
             "id": "c", "finish_reason": finish, "prompt_tokens": prompt.as_array().map_or(0, Vec::len),
             "completion_tokens": count, "weight_version": says.version, "output_token_logprobs": logprobs,
         }})

@@ -7,7 +7,7 @@ use tower::ServiceExt;
 
 use super::engine::{Ends, Says, tokenizer};
 use super::{chat, message, world};
-use crate::setup::post;
+use crate::setup::{broken, post};
 
 /// Versions and their ends.
 fn spans(call: &Call) -> Vec<(String, u32)> {
@@ -16,23 +16,21 @@ fn spans(call: &Call) -> Vec<(String, u32)> {
 
 #[tokio::test]
 async fn a_reply_that_the_engine_gave_up_goes_on_from_its_tokens() {
-    for kind in [UpstreamKind::Vllm, UpstreamKind::Sglang] {
+    for (kind, is_incremental) in
+        [(UpstreamKind::Vllm, false), (UpstreamKind::Sglang, false), (UpstreamKind::Sglang, true)]
+    {
+        let from = |text: &str| Says { is_incremental, ..Says::from(text) };
         let world = world(kind).await;
         let ids = tokenizer().encode("hello there, world<|im_end|>").expect("encodes");
         let part = |count: usize| tokenizer().decode(&ids[count..], false);
-        world.engine.will_say(Says { ends: Ends::Aborted(3), ..Says::from("hello there, world") });
+        world.engine.will_say(Says { ends: Ends::Aborted(3), ..from("hello there, world") });
         // Nothing of it at all.
-        let empty = Says { text: part(3), ends: Ends::Aborted(0), version: Some("8"), ..Says::from("") };
+        let empty = Says { text: part(3), ends: Ends::Aborted(0), version: Some("8"), ..from("") };
         if kind == UpstreamKind::Vllm {
             world.engine.will_say(empty);
         }
-        world.engine.will_say(Says {
-            text: part(3),
-            ends: Ends::Aborted(2),
-            version: Some("8"),
-            ..Says::from("")
-        });
-        world.engine.will_say(Says { text: part(5), version: Some("9"), ..Says::from("") });
+        world.engine.will_say(Says { text: part(3), ends: Ends::Aborted(2), version: Some("8"), ..from("") });
+        world.engine.will_say(Says { text: part(5), version: Some("9"), ..from("") });
         let mut body = chat(json!([{"role": "user", "content": "go"}]), true);
         body["max_tokens"] = json!(40);
         let (said, finish) = message(&world.ask(&body).await, true);
@@ -147,4 +145,83 @@ fn message_so_far(text: &str) -> String {
     let chunks = whole.lines().filter_map(|line| line.strip_prefix("data: "));
     let parts = chunks.filter_map(|data| serde_json::from_str::<Value>(data).ok());
     parts.filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str().map(str::to_owned)).collect()
+}
+
+#[tokio::test]
+async fn weights_of_a_part_that_nobody_knows_are_nobodys() {
+    // The first part told, the second not; and the other way round. The clock counts otherwise.
+    for (kind, first, second) in [
+        (UpstreamKind::Vllm, Some("7"), None),
+        (UpstreamKind::Vllm, None, Some("8")),
+        (UpstreamKind::Sglang, Some("7"), None),
+    ] {
+        let world = world(kind).await;
+        world.setup.proxy.set_policy_version("1");
+        let ids = tokenizer().encode("hello there<|im_end|>").expect("encodes");
+        world.engine.will_say(Says { ends: Ends::Aborted(3), version: first, ..Says::from("hello there") });
+        let rest = tokenizer().decode(&ids[3..], false);
+        world.engine.will_say(Says { text: rest, version: second, ..Says::from("") });
+        world.ask(&chat(json!([{"role": "user", "content": "go"}]), true)).await;
+        let calls = world.calls().await;
+        assert_eq!(calls[0].completion_token_ids.as_ref(), Some(&ids));
+        assert!(spans(&calls[0]).is_empty(), "{kind:?} {first:?} {:?}", spans(&calls[0]));
+        assert!(!calls[0].trainable);
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_is_not_ready_yet_is_asked_again() {
+    let world = world(UpstreamKind::Vllm).await;
+    let ids = tokenizer().encode("hello there<|im_end|>").expect("encodes");
+    world.engine.will_say(Says { ends: Ends::Aborted(3), ..Says::from("hello there") });
+    world.engine.will_say(Says { refuses: Some(503), ..Says::from("") });
+    world.engine.will_say(Says { text: tokenizer().decode(&ids[3..], false), ..Says::from("") });
+    let (said, _) = message(&world.ask(&chat(json!([{"role": "user", "content": "go"}]), true)).await, true);
+    assert_eq!(said["content"], "hello there");
+    let calls = world.calls().await;
+    assert!(calls[0].trainable, "{:?}", calls[0].not_trainable_reasons);
+    assert_eq!(calls[0].completion_token_ids.as_ref(), Some(&ids));
+}
+
+#[tokio::test]
+async fn a_part_that_went_on_from_another_prompt_ends_the_reply() {
+    let world = world(UpstreamKind::Vllm).await;
+    world.engine.will_say(Says { ends: Ends::Aborted(3), ..Says::from("hello there") });
+    world.engine.will_say(Says { misreads: true, ..Says::from("else") });
+    let url = format!("http://{}/sessions/s1/v1/chat/completions", world.setup.address);
+    let reply = broken(post(&url, &chat(json!([{"role": "user", "content": "go"}]), true)).await).await;
+    let reply = String::from_utf8_lossy(&reply);
+    assert!(reply.contains("another prompt than it was sent") && !reply.contains("[DONE]"), "{reply}");
+    let calls = world.calls().await;
+    assert!(!calls[0].trainable);
+    assert_eq!(calls[0].status, lego::record::CallStatus::UpstreamError);
+}
+
+#[tokio::test]
+async fn a_call_whose_answer_has_not_begun_is_interrupted_too() {
+    let world = world(UpstreamKind::Vllm).await;
+    world.setup.proxy.set_policy_version("1");
+    world.engine.set_open(false);
+    for text in ["old", "new"] {
+        world.engine.will_say(Says { version: None, ..Says::from(text) });
+    }
+    let url = format!("http://{}/sessions/s1/v1/chat/completions", world.setup.address);
+    let asking = tokio::spawn(async move {
+        let body = chat(json!([{"role": "user", "content": "go"}]), true);
+        crate::setup::text(post(&url, &body).await).await
+    });
+    while world.engine.asked().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    world.setup.proxy.interrupt();
+    world.engine.set_open(true);
+    while gate(&world.setup.proxy).await["calls_waiting"] != 1 {
+        tokio::task::yield_now().await;
+    }
+    world.setup.proxy.set_policy_version("2");
+    world.setup.proxy.resume();
+    let reply = asking.await.expect("an answer");
+    assert_eq!(message(std::str::from_utf8(&reply).expect("UTF-8"), true).0["content"], "new");
+    let calls = world.calls().await;
+    assert_eq!(spans(&calls[0]).first().map(|span| span.0.as_str()), Some("2"));
 }

@@ -12,6 +12,7 @@
 
 mod rewriting;
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,8 +34,8 @@ use rewriting::{Rewriting, Segment};
 const PIECE_BYTES: usize = 8 << 10;
 /// While nothing comes, a comment says so often that the upstream is not to be given up.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
-/// Segments in a row that brought nothing before the upstream's abort is the reply's end.
-const MOST_EMPTY: u32 = 5;
+/// Segments in a row that brought nothing, or could not be asked for, before that is the reply's end: 15 seconds.
+const MOST_EMPTY: u32 = 8;
 
 /// What a further segment is asked for with.
 pub(in crate::proxy) struct Asking {
@@ -47,19 +48,29 @@ pub(in crate::proxy) struct Asking {
     /// The first segment's request.
     pub(in crate::proxy) body: Bytes,
     pub(in crate::proxy) version_at_start: Option<String>,
+    /// Since before the first segment was asked for: counts the times that running calls were told to let go of their
+    /// upstream.
+    pub(in crate::proxy) interrupts: watch::Receiver<u64>,
 }
 
 /// The body of a reply that goes on after it was given up, if it may.
 pub(in crate::proxy) fn joined(asking: Asking, reply: UpstreamReply, is_native: bool) -> UpstreamReply {
     let version = asking.version_at_start.clone();
-    let Some(rewriting) = Rewriting::of(&asking.body, is_native, version) else {
+    let ends = if asking.rendered.ignores_ends() { &[] } else { asking.rendered.ends() };
+    let Some(rewriting) = Rewriting::of(&asking.body, is_native, version, ends) else {
         return reply;
     };
     let UpstreamReply { status, headers, body } = reply;
-    let interrupts = asking.inner.gate.interrupts();
-    let parser = Parser::new();
-    let segments =
-        Segments { asking, rewriting, body, parser, interrupts, is_waiting: false, empty: 0, is_over: false };
+    let segments = Segments {
+        asking,
+        rewriting,
+        body,
+        parser: Parser::new(),
+        is_waiting: false,
+        passing: None,
+        empty: 0,
+        is_over: false,
+    };
     let stream = futures_util::stream::unfold(segments, |mut segments| async move {
         let piece = segments.next().await?;
         Some((piece.map(Frame::data), segments))
@@ -72,10 +83,10 @@ struct Segments {
     rewriting: Rewriting,
     body: UpstreamBody,
     parser: Parser,
-    /// Counts the times that running calls were told to let go of their upstream.
-    interrupts: watch::Receiver<u64>,
     /// The segment is at its end, and the next one not asked for yet.
     is_waiting: bool,
+    /// The wait at the gate.
+    passing: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     /// Segments in a row that brought nothing.
     empty: u32,
     is_over: bool,
@@ -94,7 +105,7 @@ impl Segments {
             let piece = tokio::select! {
                 biased;
                 // The gate, and so its sender, outlives every call.
-                Ok(()) = self.interrupts.changed(), if !self.rewriting.is_finished() => {
+                Ok(()) = self.asking.interrupts.changed(), if !self.rewriting.is_finished() => {
                     self.is_waiting = true;
                     self.end_segment();
                     continue;
@@ -165,37 +176,61 @@ impl Segments {
 
     /// Asks for what follows, once the gate is open. Gives a comment, or why it cannot go on.
     async fn go_on(&mut self) -> Result<Bytes, std::io::Error> {
-        let fail = |message: String| Err(std::io::Error::other(message));
-        let asking = &self.asking;
         if let Some(last) = self.rewriting.is_full() {
             self.is_over = true;
             return Ok(last);
         }
-        if tokio::time::timeout(SIGN_OF_LIFE, asking.inner.gate.passed()).await.is_err() {
+        let sign_of_life = SIGN_OF_LIFE.min(self.asking.route.upstream.timeouts().idle / 2);
+        if self.passing.is_none() {
+            // What is told from here on is not missed: the gate may be closed again while it is asked for the next one.
+            self.asking.interrupts.mark_unchanged();
+            let (inner, pause) = (Arc::clone(&self.asking.inner), pause(self.empty));
+            self.passing = Some(Box::pin(async move {
+                tokio::time::sleep(pause).await;
+                inner.gate.passed().await;
+            }));
+        }
+        if let Some(passing) = &mut self.passing
+            && tokio::time::timeout(sign_of_life, passing).await.is_err()
+        {
             return Ok(Bytes::from_static(b": paused\n\n"));
         }
-        // What was told before this is over.
-        self.interrupts.mark_unchanged();
+        self.passing = None;
+        let asking = &self.asking;
         self.rewriting.begin_segment(asking.route.version_now(&asking.inner, &asking.session));
         let body = self.rewriting.request(&asking.rendered.prompt);
         let sent = asking.route.upstream.send(Method::POST, asking.path, None, &asking.headers, body).await;
-        let mut reply = match sent {
-            Ok(reply) => reply,
-            Err(error) => {
-                self.is_over = true;
-                return fail(format!("the reply could not go on after its upstream gave it up: {error}"));
+        let why = match sent {
+            Ok(reply) if reply.status.is_success() => {
+                self.body = reply.body;
+                self.is_waiting = false;
+                metrics::counter!("lego_proxy_resumed_replies_total").increment(1);
+                return Ok(Bytes::from_static(b": resumed\n\n"));
             }
+            Ok(mut reply) => {
+                let said = asking.route.upstream.without_key(reply.body.peek(4096).await.into());
+                let why = format!("{} {}", reply.status, String::from_utf8_lossy(&said));
+                // Nothing but time helps against these.
+                if !matches!(reply.status.as_u16(), 408 | 429 | 500 | 502..=504) {
+                    self.empty = MOST_EMPTY;
+                }
+                why
+            }
+            Err(error) => error.to_string(),
         };
-        if !reply.status.is_success() {
-            let said = reply.body.peek(4096).await;
-            let said = asking.route.upstream.without_key(said.into());
-            self.is_over = true;
-            let (status, said) = (reply.status, String::from_utf8_lossy(&said).into_owned());
-            return fail(format!("the reply could not go on after its upstream gave it up: {status} {said}"));
+        self.empty += 1;
+        if self.empty <= MOST_EMPTY {
+            return Ok(Bytes::from_static(b": not resumed yet\n\n"));
         }
-        self.body = reply.body;
-        self.is_waiting = false;
-        metrics::counter!("lego_proxy_resumed_replies_total").increment(1);
-        Ok(Bytes::from_static(b": resumed\n\n"))
+        self.is_over = true;
+        Err(std::io::Error::other(format!("the reply could not go on after its upstream gave it up: {why}")))
+    }
+}
+
+/// Before another try behind so many that brought nothing: an engine that changes its weights may not be ready yet.
+fn pause(empty: u32) -> Duration {
+    match empty {
+        0 => Duration::ZERO,
+        some => Duration::from_millis(100 << some.min(6)).min(SIGN_OF_LIFE),
     }
 }

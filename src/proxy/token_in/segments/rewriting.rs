@@ -18,8 +18,12 @@ pub(super) struct Rewriting {
     /// The first request.
     request: Value,
     is_native: bool,
+    /// Ids that end a turn.
+    ends: Vec<u32>,
     sampled: Vec<u32>,
     is_finished: bool,
+    /// This is not the first segment.
+    is_later: bool,
     /// Ids that earlier segments sampled.
     begun_at: usize,
     /// Weights of those; `None`: not all are known.
@@ -45,7 +49,7 @@ pub(super) struct Rewriting {
 impl Rewriting {
     /// `None`: such a reply cannot go on. A stop text may lie across two segments, where no engine finds it; and several
     /// outputs are several prompts.
-    pub(super) fn of(request: &Bytes, is_native: bool, clock: Option<String>) -> Option<Self> {
+    pub(super) fn of(request: &Bytes, is_native: bool, clock: Option<String>, ends: &[u32]) -> Option<Self> {
         let request: Value = serde_json::from_slice(request).ok()?;
         let sampling = if is_native { &request["sampling_params"] } else { &request };
         let has_stop = match &sampling["stop"] {
@@ -57,8 +61,10 @@ impl Rewriting {
         (request["stream"] == true && !has_stop && is_one && sampling["stop_regex"].is_null()).then(|| Self {
             request,
             is_native,
+            ends: ends.to_vec(),
             sampled: Vec::new(),
             is_finished: false,
+            is_later: false,
             begun_at: 0,
             spans: Some(Vec::new()),
             told: None,
@@ -101,7 +107,7 @@ impl Rewriting {
             return Segment::GivenUp { told: told(), original: event.raw.clone() };
         }
         // What is all in the engine's own words stays so.
-        Segment::Goes(if self.begun_at == 0 { event.raw.clone() } else { told() })
+        Segment::Goes(if self.is_later { told() } else { event.raw.clone() })
     }
 
     /// True if the reply was given up.
@@ -117,30 +123,42 @@ impl Rewriting {
         let Some(choice) = value["choices"].as_array_mut().and_then(|list| list.first_mut()) else {
             return false;
         };
-        self.sampled.extend(ids(&choice["token_ids"]));
-        if begun > 0
+        let told = ids(&choice["prompt_token_ids"]);
+        if self.is_later
             && let Some(choice) = choice.as_object_mut()
         {
             choice.remove("prompt_token_ids");
+            choice.remove("routed_experts");
         }
+        if self.is_later && !told.is_empty() {
+            let sent = self.request["prompt"].as_array().map_or(0, Vec::len);
+            let is_sent = told.len() == sent + begun
+                && ids(&self.request["prompt"]) == told[..sent]
+                && self.sampled[..begun] == told[sent..];
+            if !is_sent {
+                let message =
+                    "the engine went on from another prompt than it was sent (prompt_token_ids differ)";
+                *value = json!({"error": {"message": message, "type": "upstream_error"}});
+                return false;
+            }
+        }
+        let choice = &mut value["choices"][0];
+        self.sampled.extend(ids(&choice["token_ids"]));
         if let Some(spans) = spans(&choice["weight_versions"]) {
             self.tell(spans);
         }
-        if choice["finish_reason"] == "abort" {
+        if choice["finish_reason"] == "abort" && !self.has_ended() {
             choice["finish_reason"] = Value::Null;
             if let Some(choice) = choice.as_object_mut() {
                 choice.remove("weight_versions");
+                choice.remove("routed_experts");
             }
             return true;
         }
-        self.is_finished |= choice["finish_reason"].is_string();
-        if begun > 0 && self.is_finished {
-            let all = self.segment_now(clock).and_then(|told| self.joined(&told));
-            match (all, choice.as_object_mut()) {
-                (Some(all), _) => choice["weight_versions"] = all,
-                (None, Some(choice)) => drop(choice.remove("weight_versions")),
-                (None, None) => {}
-            }
+        let is_last = choice["finish_reason"].is_string();
+        self.is_finished |= is_last;
+        if self.is_later && is_last {
+            choice["weight_versions"] = self.told_of_all(clock);
         }
         false
     }
@@ -154,11 +172,15 @@ impl Rewriting {
         self.is_incremental |= known > 0 && new.len() < total;
         let text = value["text"].as_str().unwrap_or_default().to_owned();
         let logprobs = meta["output_token_logprobs"].as_array().cloned().unwrap_or_default();
+        // The event of an abort repeats the last id.
+        let fresh = total.saturating_sub(known).min(new.len());
+        let (fresh_ids, fresh_logprobs) = (
+            new[new.len() - fresh..].to_vec(),
+            logprobs[logprobs.len() - fresh.min(logprobs.len())..].to_vec(),
+        );
         if self.is_incremental {
-            // The event of an abort repeats the last id.
-            let fresh = total.saturating_sub(known).min(new.len());
-            self.sampled.extend(&new[new.len() - fresh..]);
-            self.all_logprobs.extend_from_slice(&logprobs[logprobs.len() - fresh.min(logprobs.len())..]);
+            self.sampled.extend(&fresh_ids);
+            self.all_logprobs.extend_from_slice(&fresh_logprobs);
             self.all_text += &text;
         } else {
             self.sampled.truncate(begun);
@@ -171,30 +193,47 @@ impl Rewriting {
         if let Some(told) = spans(&meta["weight_versions"]).or_else(|| Some(vec![(label?, 0, count)])) {
             self.tell(told);
         }
-        let is_given_up = meta["finish_reason"]["type"] == "abort";
-        if begun > 0 || is_given_up {
-            // From a segment's end on every event tells everything so far.
-            value["output_ids"] = json!(self.sampled);
-            value["text"] = Value::from(self.all_text.as_str());
-            let all = self.segment_now(clock).and_then(|told| self.joined(&told));
-            let meta = &mut value["meta_info"];
-            meta["output_token_logprobs"] = Value::Array(self.all_logprobs.clone());
-            meta["output_token_logprobs_length"] = self.all_logprobs.len().into();
-            meta["completion_tokens"] = self.sampled.len().into();
-            shift(meta, "prompt_tokens", -(begun as i64));
-            if let Some(meta) = meta.as_object_mut() {
-                meta.remove("weight_version");
-                meta.remove("weight_versions");
-                if let Some(all) = all {
-                    meta.insert("weight_versions".to_owned(), all);
-                }
+        let is_given_up = meta["finish_reason"]["type"] == "abort" && !self.has_ended();
+        self.is_finished |= !is_given_up && meta["finish_reason"].is_object();
+        if !self.is_later && !is_given_up {
+            return false;
+        }
+        let all = if is_given_up { None } else { Some(self.told_of_all(clock)) };
+        let (ids, logprobs, text) = match self.is_incremental {
+            true => (fresh_ids.as_slice(), &fresh_logprobs, text.as_str()),
+            false => (self.sampled.as_slice(), &self.all_logprobs, self.all_text.as_str()),
+        };
+        value["output_ids"] = json!(ids);
+        value["text"] = Value::from(text);
+        let meta = &mut value["meta_info"];
+        meta["output_token_logprobs"] = json!(logprobs);
+        meta["output_token_logprobs_length"] = self.sampled.len().into();
+        meta["completion_tokens"] = self.sampled.len().into();
+        shift(meta, "prompt_tokens", -(begun as i64));
+        if let Some(meta) = meta.as_object_mut() {
+            // Those of this segment's own pass over the tokens before it are not those that they were sampled with.
+            for name in ["weight_version", "weight_versions", "routed_experts"] {
+                meta.remove(name);
+            }
+            if let Some(all) = all {
+                meta.insert("weight_versions".to_owned(), all);
             }
         }
-        self.is_finished |= !is_given_up && value["meta_info"]["finish_reason"].is_object();
         if is_given_up {
             value["meta_info"]["finish_reason"] = Value::Null;
         }
         is_given_up
+    }
+
+    /// The model has ended its turn, or the engine the reply: what is told of an abort behind it changes nothing.
+    fn has_ended(&self) -> bool {
+        self.is_finished || self.sampled.last().is_some_and(|last| self.ends.contains(last))
+    }
+
+    /// The weights of the whole as an engine would tell them; no spans at all, which tile nothing, where those of a part
+    /// are not known.
+    fn told_of_all(&mut self, clock: &dyn Fn() -> Option<String>) -> Value {
+        self.segment_now(clock).and_then(|told| self.joined(&told)).unwrap_or_else(|| json!([]))
     }
 
     /// The engine tells the weights of this segment so far.
@@ -245,13 +284,13 @@ impl Rewriting {
         self.begun_at = self.sampled.len();
         self.text.clone_from(&self.all_text);
         self.logprobs.clone_from(&self.all_logprobs);
-        self.is_incremental = false;
         count > 0
     }
 
     /// Another segment begins. `clock`: the version by lego's clock.
     pub(super) fn begin_segment(&mut self, clock: Option<String>) {
         self.clock = clock;
+        self.is_later = true;
     }
 
     /// The end of the stream, if there is no room for another token.
@@ -264,16 +303,19 @@ impl Rewriting {
                 json!({"prompt_tokens": prompt, "completion_tokens": self.sampled.len(), "total_tokens": 0});
             if self.is_native {
                 let prompt = self.request["input_ids"].as_array().map_or(0, Vec::len);
-                last = json!({"text": self.text, "output_ids": self.sampled, "meta_info": {
+                let (ids, logprobs, text) = match self.is_incremental {
+                    true => (&[][..], &[][..], ""),
+                    false => (self.sampled.as_slice(), self.logprobs.as_slice(), self.text.as_str()),
+                };
+                last = json!({"text": text, "output_ids": ids, "meta_info": {
                     "finish_reason": {"type": "length"}, "prompt_tokens": prompt,
-                    "completion_tokens": self.sampled.len(), "output_token_logprobs": self.logprobs,
+                    "completion_tokens": self.sampled.len(), "output_token_logprobs": logprobs,
                 }});
             }
-            if let Some(all) = self.joined(&[]) {
-                match self.is_native {
-                    true => last["meta_info"]["weight_versions"] = all,
-                    false => last["choices"][0]["weight_versions"] = all,
-                }
+            let all = self.joined(&[]).unwrap_or_else(|| json!([]));
+            match self.is_native {
+                true => last["meta_info"]["weight_versions"] = all,
+                false => last["choices"][0]["weight_versions"] = all,
             }
             format!("data: {last}\n\ndata: [DONE]\n\n").into()
         })

@@ -5,7 +5,8 @@
 //! - [`chat`]: OpenAI's chat protocol: the request as lego needs it, the assembler of replies, what is cut out.
 //! - [`completions`]: OpenAI's legacy completions protocol, captured in the same way.
 //! - [`generate`]: SGLang's native protocol, captured in the same way.
-//! - [`canonical`]: the one text of all JSON texts of a value.
+//! - [`canonical`]: the one text of all JSON texts of a value; [`said`]: the one form of a message that harnesses print
+//!   in many.
 //! - [`body`]: a request's object, of which a few members are read.
 //! - [`object`]: an object being written.
 //! - [`responses`]: OpenAI's Responses protocol in front of a chat upstream.
@@ -34,6 +35,7 @@ pub mod json;
 pub mod messages;
 pub mod object;
 pub mod responses;
+pub mod said;
 pub mod server_tools;
 pub mod sse;
 pub mod translate;

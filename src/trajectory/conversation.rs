@@ -8,34 +8,14 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use serde::Deserialize;
-use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::protocol::canonical::canonical;
 use crate::protocol::chat::Reply;
+pub(super) use crate::protocol::said::Role;
+use crate::protocol::said::{Identity, Said, ToolUse};
 use crate::protocol::translate::ReplyNames;
 use crate::protocol::{messages, responses};
 use crate::record::{Call, ClientApi};
-
-/// Who says a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Role {
-    /// And developers.
-    System,
-    User,
-    Assistant,
-    Tool,
-    Other,
-}
-
-/// A tool call of a message.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ToolUse {
-    pub(super) id: String,
-    pub(super) name: String,
-    /// As they were printed.
-    pub(super) arguments: String,
-}
 
 /// A message.
 #[derive(Debug)]
@@ -57,18 +37,6 @@ impl Message {
             parts => Cow::Owned(parts.concat()),
         }
     }
-}
-
-/// What two messages have in common that are the same.
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct Identity {
-    role: Role,
-    text: String,
-    tool_uses: Vec<(String, String, String)>,
-    /// Of a tool's message.
-    answers: String,
-    /// Parts that are no text.
-    media: Vec<String>,
 }
 
 /// A message by its place among [`Texts`].
@@ -131,27 +99,7 @@ impl Texts {
         if let Some(known) = self.by_text.get(text) {
             return Some(*known);
         }
-        let value: Value = serde_json::from_str(text).ok()?;
-        let role = match value["role"].as_str()? {
-            "system" | "developer" => Role::System,
-            "user" => Role::User,
-            "assistant" => Role::Assistant,
-            "tool" | "function" => Role::Tool,
-            _ => Role::Other,
-        };
-        let (parts, media) = content(&value["content"]);
-        let reasoning = ["reasoning_content", "reasoning"].iter().find_map(|name| value[name].as_str());
-        let tool_uses = value["tool_calls"].as_array().into_iter().flatten().map(|call| ToolUse {
-            id: call["id"].as_str().unwrap_or_default().to_owned(),
-            name: call["function"]["name"].as_str().unwrap_or_default().to_owned(),
-            arguments: match &call["function"]["arguments"] {
-                Value::String(text) => text.clone(),
-                other => other.to_string(),
-            },
-        });
-        let said = Said { role, parts, reasoning: reasoning.unwrap_or_default().to_owned(), media };
-        let answers = value["tool_call_id"].as_str().unwrap_or_default();
-        let id = self.add(said, tool_uses.collect(), answers.to_owned());
+        let id = self.add(Said::read(&serde_json::from_str(text).ok()?)?);
         self.by_text.insert(text.into(), id);
         Some(id)
     }
@@ -163,83 +111,20 @@ impl Texts {
             name: tool.name.clone(),
             arguments: tool.arguments.clone(),
         });
-        let tool_uses: Vec<ToolUse> = tool_uses.collect();
-        let text = call.text.clone().unwrap_or_default();
-        if text.trim().is_empty() && tool_uses.is_empty() {
+        let said = Said::reply(call.text.clone().unwrap_or_default(), tool_uses.collect());
+        if said.parts.iter().all(|text| text.trim().is_empty()) && said.tool_uses.is_empty() {
             return None;
         }
-        let parts = vec![text];
-        let said = Said { role: Role::Assistant, parts, reasoning: String::new(), media: vec![] };
-        Some(self.add(said, tool_uses, String::new()))
+        Some(self.add(said))
     }
 
-    fn add(&mut self, mut said: Said, tool_uses: Vec<ToolUse>, answers: String) -> MessageId {
-        if said.role == Role::Assistant {
-            said.split_thinking();
-        }
-        let identity = Identity {
-            role: said.role,
-            text: said.parts.concat().trim().to_owned(),
-            tool_uses: tool_uses.iter().map(of_tool).collect(),
-            answers,
-            media: said.media,
-        };
+    fn add(&mut self, said: Said) -> MessageId {
         let known = self.identities.len();
-        let identity = *self.identities.entry(identity).or_insert(known);
-        let Said { role, parts, reasoning, .. } = said;
+        let identity = *self.identities.entry(said.identity()).or_insert(known);
+        let Said { role, parts, reasoning, tool_uses, .. } = said;
         self.messages.push(Message { role, parts, reasoning, tool_uses, identity });
         self.messages.len() - 1
     }
-}
-
-/// A message in the making.
-struct Said {
-    role: Role,
-    parts: Vec<String>,
-    reasoning: String,
-    media: Vec<String>,
-}
-
-impl Said {
-    /// Thinking that stands before the text, as engines without a reasoning parser give it. Templates that open it
-    /// themselves leave only its end.
-    fn split_thinking(&mut self) {
-        let text = self.parts.concat();
-        let Some((before, after)) = text.split_once("</think>") else {
-            return;
-        };
-        let thinking = before.trim_start();
-        let thinking = thinking.strip_prefix("<think>").unwrap_or(thinking);
-        if !thinking.contains("<think>") && self.reasoning.is_empty() {
-            self.reasoning = thinking.to_owned();
-            self.parts = vec![after.to_owned()];
-        }
-    }
-}
-
-fn of_tool(tool: &ToolUse) -> (String, String, String) {
-    let arguments = serde_json::from_str(&tool.arguments);
-    let arguments = arguments.map_or_else(|_| tool.arguments.clone(), |value| canonical(&value));
-    (tool.id.clone(), tool.name.clone(), arguments)
-}
-
-/// The texts of a content, and the parts that are none.
-fn content(content: &Value) -> (Vec<String>, Vec<String>) {
-    let (mut texts, mut media) = (vec![], vec![]);
-    match content {
-        Value::String(text) => texts.push(text.clone()),
-        Value::Array(parts) => {
-            for part in parts {
-                match part["text"].as_str() {
-                    Some(text) => texts.push(text.to_owned()),
-                    None => media.push(canonical(part)),
-                }
-            }
-        }
-        Value::Null => {}
-        other => media.push(canonical(other)),
-    }
-    (texts, media)
 }
 
 /// The chat request that the call's prompt was rendered from; `None` if there is none.

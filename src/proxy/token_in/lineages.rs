@@ -1,8 +1,7 @@
 //! The conversations of a session as token ids: which of them a request goes on from.
 //!
-//! A conversation is known by its messages in canonical form, since clients say history in other bytes than they were
-//! given: role, text without white space around it, names and parsed arguments of tool calls, ids of calls. Reasoning,
-//! `cache_control` and the form of content (a text, or a list of texts) play no part.
+//! A conversation is known by its messages in the form in which they are compared ([`Said`](crate::protocol::said::Said)),
+//! since clients say history in other bytes than they were given.
 //!
 //! Invariants:
 //! - Ids are held once: a turn has those that came after the turn before it.
@@ -11,11 +10,10 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::protocol::canonical::canonical as json_text;
-use crate::record::{CallId, CapturedToolCall};
+use crate::protocol::said::Identity;
+use crate::record::CallId;
 
 /// A conversation up to some message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,9 +25,9 @@ impl Key {
         Self::hash(&[], shape)
     }
 
-    /// The conversation with one more message, in canonical form.
-    pub(super) fn with(self, message: &str) -> Self {
-        Self::hash(&self.0, message.as_bytes())
+    /// The conversation with one more message.
+    pub(super) fn with(self, message: &Identity) -> Self {
+        Self::hash(&self.0, serde_json::to_string(message).unwrap_or_default().as_bytes())
     }
 
     fn hash(before: &[u8], text: &[u8]) -> Self {
@@ -149,82 +147,19 @@ impl Lineages {
     }
 }
 
-/// The canonical form of a message of a chat request; `None`: it is no message.
-pub(super) fn canonical(message: &Value) -> Option<String> {
-    let fields = message.as_object()?;
-    let role = fields.get("role")?.as_str()?;
-    let content = content(fields.get("content").unwrap_or(&Value::Null));
-    let calls = fields.get("tool_calls").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    let calls: Vec<Value> = calls
-        .iter()
-        .map(|call| {
-            let function = &call["function"];
-            let arguments =
-                function["arguments"].as_str().map_or_else(|| function["arguments"].clone(), parsed);
-            told_call(&call["id"], &function["name"], arguments)
-        })
-        .collect();
-    let about = |name: &str| fields.get(name).cloned().unwrap_or_default();
-    Some(json_text(&serde_json::json!([role, content, calls, about("name"), about("tool_call_id")])))
-}
-
-/// The same of a reply, as its client says it later.
-pub(super) fn canonical_reply(text: &str, calls: &[CapturedToolCall]) -> String {
-    let calls: Vec<Value> = calls
-        .iter()
-        .map(|call| {
-            told_call(
-                &Value::from(call.id.as_str()),
-                &Value::from(call.name.as_str()),
-                parsed(&call.arguments),
-            )
-        })
-        .collect();
-    json_text(&serde_json::json!(["assistant", [text.trim()], calls, null, null]))
-}
-
-fn told_call(id: &Value, name: &Value, arguments: Value) -> Value {
-    serde_json::json!([id, name, arguments])
-}
-
-/// Arguments mean the same in whatever spacing and order; what is no JSON is its text.
-fn parsed(arguments: &str) -> Value {
-    serde_json::from_str(arguments).unwrap_or_else(|_| Value::from(arguments))
-}
-
-/// The texts of a message joined, and what else is in it.
-fn content(content: &Value) -> Vec<Value> {
-    let mut text = String::new();
-    let mut other = Vec::new();
-    match content {
-        Value::Null => {}
-        Value::Array(parts) => {
-            for part in parts {
-                match part["text"].as_str().or_else(|| part.as_str()) {
-                    Some(part) => {
-                        let gap = if text.is_empty() { "" } else { "\n" };
-                        text += gap;
-                        text += part;
-                    }
-                    None => other.push(part.clone()),
-                }
-            }
-        }
-        Value::String(whole) => text.push_str(whole),
-        whole => other.push(whole.clone()),
-    }
-    std::iter::once(Value::from(text.trim())).chain(other).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::protocol::said::Said;
+
+    fn said(text: &str) -> Identity {
+        Said::reply(text.to_owned(), vec![]).identity()
+    }
 
     fn keys(messages: &[&str]) -> Vec<Key> {
         let mut keys = vec![Key::of_shape(b"shape")];
         for message in messages {
-            keys.push(keys[keys.len() - 1].with(message));
+            keys.push(keys[keys.len() - 1].with(&said(message)));
         }
         keys
     }
@@ -235,12 +170,12 @@ mod tests {
         let asked = keys(&["u1"]);
         lineages.ask(&asked);
         let first = Turn::new(None, &[1, 2], &[3, 4], CallId::now());
-        lineages.hold(asked[1].with("a1"), first);
+        lineages.hold(asked[1].with(&said("a1")), first);
         let next = keys(&["u1", "a1", "u2"]);
         let (messages, turn) = lineages.longest(&next).expect("it goes on");
         assert_eq!((messages, turn.all_ids()), (2, vec![1, 2, 3, 4]));
         let second = Turn::new(Some(turn), &[1, 2, 3, 4, 9], &[5], CallId::now());
-        lineages.hold(next[3].with("a2"), second);
+        lineages.hold(next[3].with(&said("a2")), second);
         let (messages, turn) = lineages.longest(&keys(&["u1", "a1", "u2", "a2", "u3"])).expect("it goes on");
         assert_eq!((messages, turn.all_ids(), turn.sampled_ids()), (4, vec![1, 2, 3, 4, 9, 5], &[5][..]));
         // Two branches of one.
@@ -259,27 +194,5 @@ mod tests {
             turn = Arc::new(Turn { before: Some(turn), ids: vec![2], sampled: 1, call_id: CallId::now() });
         }
         assert_eq!(turn.len(), 200_002);
-    }
-
-    #[test]
-    fn history_in_other_words_is_the_same() {
-        let calls = json!([{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"b\":1, \"a\": 2}"}}]);
-        let said = json!({"role": "assistant", "content": [{"type": "text", "text": " hi\n", "cache_control": {}}],
-            "reasoning_content": "thought", "tool_calls": calls});
-        let captured = CapturedToolCall {
-            id: "c1".into(),
-            name: "f".into(),
-            arguments: "{\"a\":2,\"b\":1}".into(),
-            arguments_valid_json: true,
-        };
-        assert_eq!(canonical(&said), Some(canonical_reply("hi", &[captured])));
-        assert_eq!(canonical(&json!({"role": "assistant", "content": null})), Some(canonical_reply("", &[])));
-        assert_ne!(
-            canonical(&json!({"role": "user", "content": "a"})),
-            canonical(&json!({"role": "user", "content": "b"}))
-        );
-        assert_eq!(canonical(&json!({"content": "a"})), None);
-        let image = json!({"role": "user", "content": [{"type": "image_url"}, "a"]});
-        assert_ne!(canonical(&image), canonical(&json!({"role": "user", "content": "a"})));
     }
 }

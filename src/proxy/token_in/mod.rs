@@ -34,9 +34,10 @@ use writer::TokenWriter;
 use super::verdict::OUTSIDE;
 use crate::config::{Config, ConfigError, TokenHistory};
 use crate::protocol::chat::Request;
+use crate::protocol::said::{Said, ToolUse};
 use crate::protocol::translate::{ReplyNames, ReplyWriter};
 use crate::protocol::volatile::Rules;
-use crate::record::{Call, CallId, CallStatus};
+use crate::record::{Call, CallId, CallStatus, CapturedToolCall};
 use crate::text::parsers::{Forms, ReasoningForm, ToolForm, ToolSchemas, UnknownForm};
 use crate::text::{ChatInput, ChatTemplate, Extender, TextError, Tokenizer, encode_chat};
 
@@ -291,7 +292,13 @@ impl Rendered {
         let is_whole =
             self.n > 1 || call.usage.is_none_or(|usage| usage.completion_tokens == ids.len() as u64);
         if is_final && call.status == CallStatus::Ok && is_whole {
-            let end = self.asked.with(&lineages::canonical_reply(&whole.text, &whole.calls));
+            let used = |call: &CapturedToolCall| ToolUse {
+                id: call.id.clone(),
+                name: call.name.clone(),
+                arguments: call.arguments.clone(),
+            };
+            let said = Said::reply(whole.text.clone(), whole.calls.iter().map(used).collect());
+            let end = self.asked.with(&said.identity());
             let turn = Turn::new(self.before.clone(), &self.prompt, ids, call.call_id);
             lineages.hold(end, turn);
         }
@@ -450,11 +457,12 @@ impl Keys {
         for (index, message) in request.messages().into_iter().enumerate() {
             let compared = volatile.compared(&message);
             let message: Value = serde_json::from_slice(&compared).map_err(|error| error.to_string())?;
-            let canonical = lineages::canonical(&message)
-                .ok_or_else(|| format!("`messages[{index}]`, which has no role"))?;
+            let said =
+                Said::read(&message).ok_or_else(|| format!("`messages[{index}]`, which has no role"))?;
+            let identity = said.identity();
             let is_system = index == 0 && message["role"] == "system";
             for chain in [&mut keys.whole, &mut keys.bare, &mut keys.talk] {
-                chain.push(chain[chain.len() - 1].with(&canonical));
+                chain.push(chain[chain.len() - 1].with(&identity));
             }
             if is_system {
                 keys.talk = begin("talk");

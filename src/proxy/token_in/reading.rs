@@ -173,3 +173,37 @@ pub(super) fn stop_texts(stop: Option<Value>, include: bool) -> (Vec<String>, bo
     };
     (texts.into_iter().filter(|text| !text.is_empty()).collect(), include)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::text::parsers::ToolForm;
+
+    #[test]
+    fn a_call_behind_half_a_character_is_a_call() {
+        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/models/lego-tiny"));
+        let tokenizer = Arc::new(Tokenizer::load(folder).expect("the bundled tokenizer"));
+        let half = (0..tokenizer.vocab_size() as u32).find(|id| tokenizer.token_bytes(*id) == [0xc3]);
+        let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call><|im_end|>";
+        let ids = [vec![half.expect("a byte's token")], tokenizer.encode(call).expect("encodes")].concat();
+        let reading = Reading {
+            forms: Forms { tools: Some(ToolForm::Hermes), reasoning: None },
+            tags: Vec::new(),
+            starts_in_reasoning: false,
+            schemas: ToolSchemas::default(),
+            stop: (Vec::new(), false),
+            ends: tokenizer.eos_token_ids().to_vec(),
+            seed: String::new(),
+            tokenizer,
+        };
+        let whole = reading.whole(0, &ids, "stop");
+        assert_eq!((whole.text.as_str(), whole.calls.len()), ("\u{fffd}", 1));
+        assert_eq!((whole.calls[0].name.as_str(), whole.calls[0].arguments.as_str()), ("f", "{}"));
+        // Text that spells the tags is text.
+        let spelled: Vec<u32> = reading.tokenizer.encode_text(call).expect("encodes");
+        let whole = reading.whole(0, &spelled, "length");
+        assert!(whole.calls.is_empty() && whole.text.starts_with("<tool_call>"), "{}", whole.text);
+    }
+}

@@ -1,5 +1,7 @@
 //! Why a prompt does not begin with what was there before, and whose lineages are.
 
+use std::sync::Arc;
+
 use lego::config::SideKind;
 use lego::record::CallId;
 use lego::trajectory::{BreakReason, LineageKind, LineageRow, ParentBy};
@@ -318,6 +320,11 @@ fn a_fork_and_a_question_asked_again_are_not_broken_and_one_with_more_in_it_is_e
     assert_eq!((broke.reason, broke.message, broke.from), (BreakReason::MessageEdited, Some(3), asked));
     assert_eq!(rows[2].broke, None);
     assert!(rows.iter().all(|row| row.kind == LineageKind::Main));
+    // The token-in relay names in a record the call that it extends: that is no agent that another one started.
+    for call in session.calls.iter_mut().skip(1) {
+        Arc::make_mut(call).parent_call_id = Some(begun);
+    }
+    assert_eq!(format!("{:?}", session.table(false)), format!("{rows:?}"));
 }
 
 #[test]

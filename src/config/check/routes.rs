@@ -63,7 +63,9 @@ impl Problems<'_> {
             &format!("Take it out, or set {url_key} to an https URL."),
         );
         self.require(
+            // A route to a judge or a teacher is asked in its own words.
             self.config.proxy.relay != Relay::TokenIn
+                || server.table != "proxy"
                 || !matches!(server.kind, UpstreamKind::Openai | UpstreamKind::Anthropic),
             &kind_key,
             "proxy.relay is token_in, and such an upstream takes no token ids",

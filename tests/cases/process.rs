@@ -160,7 +160,10 @@ fn folder() -> TempDir {
 /// The calls in a process's capture.
 pub fn captured(folder: &TempDir) -> Vec<Call> {
     let reader = Reader::open(&folder.path().join("captures"), Query::default()).expect("readable");
-    reader.collect::<Result<_, _>>().expect("whole")
+    let mut calls = reader.collect::<Result<Vec<Call>, _>>().expect("whole");
+    // A segment becomes Parquet session by session.
+    calls.sort_by_key(|call| (call.received_at, call.call_id, call.choice_index));
+    calls
 }
 
 /// Every byte of a folder's files, as text.

@@ -46,27 +46,51 @@ impl Client {
 
     /// Makes a sandbox. Blocks until it is ready.
     ///
+    /// A nursery that dies with the request in its hands loses it: a new one is asked, once.
+    ///
     /// # Errors
     /// The step that failed. The helper has ended by then.
     pub fn start(&self, plan: &Plan, cgroups: &[OwnedFd]) -> Result<Started, SandboxError> {
+        if let Some(started) = self.ask(plan, cgroups)? {
+            return Ok(started);
+        }
+        tracing::warn!("a sandbox's helper ended before it was ready; another one is asked for");
+        self.ask(plan, cgroups)?.ok_or_else(|| {
+            let binary = self.binary.display();
+            SandboxError::Lost(format!(
+                "the helper ended before it was ready, twice; is `{binary}` lego itself?"
+            ))
+        })
+    }
+
+    /// `None`: the helper, or the nursery before it began, ended without a word.
+    fn ask(&self, plan: &Plan, cgroups: &[OwnedFd]) -> Result<Option<Started>, SandboxError> {
         let (ours, theirs) = sys::socket_pair()?;
         self.request(theirs)?;
         set_receive_timeout(&ours, Some(SETUP_TIMEOUT))?;
         let groups: Vec<_> = cgroups.iter().map(AsFd::as_fd).collect();
-        wire::send(ours.as_fd(), plan, &groups)?;
+        match wire::send(ours.as_fd(), plan, &groups) {
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) =>
+            {
+                return Ok(None);
+            }
+            sent => sent?,
+        }
         match wire::receive::<FromInit>(ours.as_fd())? {
             Some((FromInit::Ready, fds)) => {
                 set_receive_timeout(&ours, None)?;
-                ready(plan, ours, fds)
+                ready(plan, ours, fds).map(Some)
             }
             Some((FromInit::Failed(failure), _)) => {
                 wait_for_end(&ours);
                 Err(SandboxError::Setup { step: failure.step, cause: failure.cause })
             }
-            other => Err(SandboxError::Lost(format!(
-                "the helper ended before it was ready ({other:?}); is `{}` lego itself?",
+            Some((other, _)) => Err(SandboxError::Lost(format!(
+                "the helper said {other:?} before it was ready; is `{}` lego itself?",
                 self.binary.display()
             ))),
+            None => Ok(None),
         }
     }
 

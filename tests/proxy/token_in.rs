@@ -1,5 +1,6 @@
 //! The token-in relay: prompts that lego renders, replies that it reads from their ids, lineages that do not break.
 
+mod configured;
 mod count;
 mod engine;
 mod interrupted;

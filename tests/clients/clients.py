@@ -40,7 +40,7 @@ class Client:
     # Whether it prints the model's last text.
     prints_answer = True
     why_rewritten = {}
-    # The breaks of such a wire through the live relay, by the names that lego's lineages have for their reasons.
+    # The breaks of such a wire (or of it after a fault) through the live relay, by the names that lego's lineages have for their reasons.
     why_broke = {}
     why_ended = {}
     # Through the token-in relay: how many turns begin anew, and why; why a wire is asked in chat's words all the same.
@@ -70,7 +70,7 @@ class Client:
         """The breaks that lego's lineages tell of the task, each by its reason."""
         if relay == "token_in":
             return ["message_edited"] * self.breaks(wire, fault)[0]
-        return self.why_broke.get(wire, [])
+        return self.why_broke.get((wire, fault)) or self.why_broke.get(wire, [])
 
     def ends(self, wire, fault):
         return self.why_ended.get((wire, fault))
@@ -191,7 +191,11 @@ class OpenCode(Client):
         ("chat", "drop_mid_stream"): "it puts the call that broke off into its history, without arguments",
         ("messages", "drop_mid_stream"): "it puts the call that broke off into its history, without arguments",
     }
-    why_broke = {"responses": ["reasoning_dropped"] * 2}
+    why_broke = {
+        "responses": ["reasoning_dropped"] * 2,
+        ("chat", "drop_mid_stream"): ["message_edited"],
+        ("messages", "drop_mid_stream"): ["message_edited"],
+    }
     why_broken = {
         (wire, "drop_mid_stream"): (1, "it puts what it had of the reply that broke off into its history")
         for wire in wires

@@ -4,7 +4,7 @@ mod routes;
 
 use std::path::{Component, Path, PathBuf};
 
-use super::{Config, ConfigError, ObjectUrl, ObjectUrlError, ReadonlyPaths, Relay, listen};
+use super::{Config, ConfigError, ObjectUrl, ObjectUrlError, ReadonlyPaths, Relay, TrainedLineages, listen};
 
 /// Places inside a sandbox that are its own: system folders, the workspace, lego's own files.
 const OWN_PLACES: [&str; 13] = [
@@ -45,6 +45,7 @@ impl Config {
         found.sandbox();
         found.batches();
         found.training();
+        found.samples();
         found.places();
         found.errors
     }
@@ -250,6 +251,23 @@ impl Problems<'_> {
             "training.rollout_batch_size",
             &format!("training.batch_size = {batch} does not divide it"),
             &format!("Set it to a multiple of {batch}."),
+        );
+    }
+
+    fn samples(&mut self) {
+        let samples = &self.config.training.samples;
+        let key = "training.samples.take_in";
+        self.require(
+            !samples.take_in.iter().any(|kind| samples.leave_out.contains(&kind.side())),
+            key,
+            "training.samples.leave_out has the same kind",
+            "Take it out of one of them.",
+        );
+        self.require(
+            samples.take_in.is_empty() || samples.lineages != TrainedLineages::Main,
+            key,
+            "training.samples.lineages = \"main\" trains the main agent's calls alone",
+            "Set training.samples.lineages to all or longest, or take this key out.",
         );
     }
 

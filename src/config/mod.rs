@@ -42,7 +42,7 @@ pub use proxy::{
 pub use routes::{Route, RouteKind, Server, Volatile, VolatileAction, VolatileRole, VolatileRule};
 pub use sandbox::{AgentOom, Cache, Defense, NetworkPolicy, ReadonlyPaths, Sandbox, SandboxBackend};
 pub use train::{
-    Aggregation, Algorithm, Async, KlEstimator, LearningRateSchedule, LogLevel, Observability, Policy,
-    Reward, RewardType, Samples, SideKind, TrainedLineages, Training,
+    Aggregation, Algorithm, Async, AuxKind, KlEstimator, LearningRateSchedule, LogLevel, Observability,
+    Policy, Reward, RewardType, Samples, SideKind, TrainedLineages, Training,
 };
 pub use unsupported::{Note, Use};

@@ -285,6 +285,9 @@ pub struct Samples {
     pub max_tokens: usize,
     /// Kinds of calls beside the main agent's that are not trained.
     pub leave_out: Vec<SideKind>,
+    /// Kinds of calls that were captured as `aux` and are trained all the same. What else speaks against a call still
+    /// holds, and calls of a route of kind `aux` are another model's.
+    pub take_in: Vec<AuxKind>,
 }
 
 /// Which lineages of a trial are trained.
@@ -312,6 +315,27 @@ pub enum SideKind {
     Compaction,
     /// Conversations of which nothing says who began them.
     Other,
+}
+
+/// Calls that a harness makes beside its agents' turns, known by their requests: they are captured as `aux`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AuxKind {
+    /// Titles, topics, checks of a quota.
+    Side,
+    /// Calls whose reply stands for the history in a later prompt.
+    Compaction,
+}
+
+impl AuxKind {
+    /// The kind of calls beside the main agent's that it is.
+    #[must_use]
+    pub const fn side(self) -> SideKind {
+        match self {
+            Self::Side => SideKind::Side,
+            Self::Compaction => SideKind::Compaction,
+        }
+    }
 }
 
 /// Logs and what can be watched.

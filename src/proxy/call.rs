@@ -35,12 +35,12 @@ use super::session::Session;
 use super::stop::Stop;
 use super::token_in::Rendered;
 use super::token_in::segments::{self, Asking};
-use super::{Inner, Shared, failures, identify, reply, store, unread, whole};
+use super::{Inner, Shared, failures, identify, reply, store, unread, verdict, whole};
 use crate::config::Relay as RelayChoice;
 use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::json;
-use crate::record::{CallId, CallStatus, ClientApi};
+use crate::record::{CallId, CallKind, CallStatus, ClientApi};
 use crate::upstream::dialect::{self, Approach, Prepared, SamplingPlan, Wanted};
 use crate::upstream::{self, Additions, Capabilities, UpstreamError, UpstreamReply};
 
@@ -377,6 +377,9 @@ impl Call {
         recorder.conversation_id = self.attendance.conversation_id.clone();
         (recorder.client_name, recorder.client_version) = identify::client_name(&self.headers);
         recorder.kind = identify::kind(recorder.kind, &self.headers, &self.request);
+        if self.route.kind == Some(CallKind::Aux) {
+            recorder.more_reasons.push(verdict::AUX_ROUTE.to_owned());
+        }
         if attempt.additions != Additions::All {
             recorder.more_reasons.push("capture_refused_by_upstream".to_owned());
         }

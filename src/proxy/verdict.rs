@@ -4,7 +4,7 @@ use crate::record::{Call, CallKind, CallStatus, LogprobSemantics, WeightSource};
 use crate::upstream::dialect;
 
 /// Reasons that are one word.
-const REASONS: [&str; 31] = [
+const REASONS: [&str; 32] = [
     "no_prompt_token_ids",
     "empty_prompt",
     "no_token_ids",
@@ -36,6 +36,7 @@ const REASONS: [&str; 31] = [
     LOCAL_COMPLETION_REFUSED,
     LOCAL_PROMPT_REFUSED,
     LOCAL_IDS_USAGE,
+    AUX_ROUTE,
 ];
 
 /// The engine read other prompt ids than lego sent.
@@ -50,6 +51,8 @@ pub(super) const LOCAL_COMPLETION_REFUSED: &str = "local_completion_ids_refused"
 pub(super) const LOCAL_PROMPT_REFUSED: &str = "local_prompt_ids_refused";
 /// The upstream counted another number of sampled tokens than the reply's text has.
 pub(super) const LOCAL_IDS_USAGE: &str = "local_ids_usage_mismatch";
+/// A route of kind `aux` answered: what it samples is another model's, whoever takes in side calls.
+pub(super) const AUX_ROUTE: &str = "aux_route";
 
 /// Every reason that there is: those here, of the routing (room `upstream`), and of a refused capture.
 pub(super) fn all_reasons() -> impl Iterator<Item = String> {
@@ -60,7 +63,7 @@ pub(super) fn all_reasons() -> impl Iterator<Item = String> {
         .iter()
         .map(|reason| (*reason).to_owned())
         .chain(statuses.map(|status| format!("status_{}", status.as_str())))
-        .chain(kinds.map(|kind| format!("kind_{}", kind.as_str())))
+        .chain(kinds.map(|kind| kind.reason()))
 }
 
 /// The reasons; none: trainable. `sampled_in_call` is the number of ids over all choices of the call,
@@ -78,7 +81,7 @@ pub(super) fn reasons(
         say(&format!("status_{}", call.status.as_str()));
     }
     if !matches!(call.kind, CallKind::Policy | CallKind::Unknown) {
-        say(&format!("kind_{}", call.kind.as_str()));
+        say(&call.kind.reason());
     }
     let prompt = call.prompt_token_ids.as_ref().filter(|_| call.prompt_ids_source.is_exact());
     let ids = call.completion_token_ids.as_ref().filter(|_| call.completion_ids_source.is_exact());

@@ -39,9 +39,9 @@ macro_rules! name_enum {
 name_enum!(
     /// What a call was made for.
     CallKind {
-        /// Sampled by the policy under training; the only kind that trains.
+        /// Sampled by the policy under training: what trains.
         Policy = "policy",
-        /// A side call of the harness (titles, summaries, token counts).
+        /// A side call of the harness (titles, summaries, checks of a quota).
         Aux = "aux",
         /// A reward judge.
         Judge = "judge",
@@ -53,6 +53,13 @@ name_enum!(
         Unknown = "unknown",
     }
 );
+impl CallKind {
+    /// The word by which a record of this kind says that it is not trainable.
+    #[must_use]
+    pub fn reason(self) -> String {
+        format!("kind_{}", self.as_str())
+    }
+}
 name_enum!(
     /// How a call ended.
     CallStatus {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::record::{Call, CallId, CallKind, Disposition, IdsSource};
+use crate::record::{Call, CallId, Disposition, IdsSource};
 
 /// Where `tokens` sampled tokens of one choice went.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,12 +44,9 @@ impl IdCounts {
         call.usage.map_or(0, |usage| usage.completion_tokens.saturating_sub(self.arrived(call)))
     }
 
-    /// Why no token of this call can be trained whatever the other calls are.
+    /// Why no token of this call can be trained whatever the other calls are, and whatever it was made for.
     pub(super) fn bucket(&self, call: &Call) -> Option<Disposition> {
         let dropped = |reason: &str| Some(Disposition::Dropped(reason.to_owned()));
-        if call.kind != CallKind::Policy {
-            return Some(Disposition::AuxCall);
-        }
         let Some(usage) = call.usage else {
             return Some(Disposition::UsageUnknown);
         };
@@ -57,6 +54,20 @@ impl IdCounts {
             return dropped("ids do not sum to the usage");
         }
         None
+    }
+}
+
+/// Why the record says that it cannot be trained, whatever the call was made for: which kinds are trained is for the
+/// config to say.
+pub(super) fn defect(call: &Call) -> Option<String> {
+    let reasons = &call.not_trainable_reasons;
+    let of_kind = call.kind.reason();
+    let others: Vec<&str> = reasons.iter().map(String::as_str).filter(|reason| *reason != of_kind).collect();
+    match others.as_slice() {
+        _ if call.trainable => None,
+        [] if reasons.is_empty() => Some("not trainable".to_owned()),
+        [] => None,
+        others => Some(others.join(", ")),
     }
 }
 
@@ -69,11 +80,8 @@ pub(super) struct Targets {
 
 /// The values that the loss needs for every completion token, or why the call has not got them (laws 2, 3).
 pub(super) fn targets(call: &Call) -> Result<Targets, String> {
-    if !call.trainable {
-        return Err(match call.not_trainable_reasons.as_slice() {
-            [] => "not trainable".to_owned(),
-            reasons => reasons.join(", "),
-        });
+    if let Some(defect) = defect(call) {
+        return Err(defect);
     }
     if call.completion_ids_source != IdsSource::Engine {
         return Err("completion ids are not the engine's".to_owned());

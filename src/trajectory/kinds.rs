@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use super::lineage::Lineage;
 use super::threads::{NodeId, Origin, Threads};
-use crate::config::{Samples, SideKind, TrainedLineages};
+use crate::config::{AuxKind, Samples, SideKind, TrainedLineages};
 use crate::record::{Call, CallKind, ChoiceId, Disposition};
 
 /// Whose a lineage is.
@@ -133,6 +133,18 @@ impl Kinds {
             }
             _ => None,
         }
+    }
+}
+
+/// Whether calls like this one are trained at all: the policy's turns are, and side calls that are taken in. `choice`
+/// says which call it is, or counts in its place.
+pub(super) fn is_taken_in(policy: &Samples, kind: CallKind, choice: ChoiceId, kinds: Option<&Kinds>) -> bool {
+    let is_compaction = || kinds.is_some_and(|kinds| kinds.compactions.contains(&choice));
+    match kind {
+        CallKind::Policy => true,
+        CallKind::Aux if is_compaction() => policy.take_in.contains(&AuxKind::Compaction),
+        CallKind::Aux => policy.take_in.contains(&AuxKind::Side),
+        _ => false,
     }
 }
 

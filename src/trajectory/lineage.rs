@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use super::account::{Entry, IdCounts};
+use super::account::{Entry, IdCounts, defect};
 use super::trie::{Tokens, Worth, relate};
 use crate::record::{Call, CallId, CallKind, CallStatus, ChoiceId, Disposition, SessionId};
 
@@ -26,8 +26,18 @@ pub struct LineageCall {
     /// Whether the call belongs to this lineage. Where lineages share their first calls, these belong to
     /// the lowest-numbered one and are context in the others.
     pub is_own: bool,
-    /// Where its tokens go whatever the other calls are; `None`: they may be trained.
+    /// Where its tokens go whatever the other calls are, if its kind is trained at all; `None`: they may be trained.
     pub verdict: Option<Disposition>,
+}
+
+/// Sampled tokens that are in no lineage.
+#[derive(Debug, Clone)]
+pub struct SetAside {
+    /// Where they go if calls of this kind are trained at all.
+    pub entry: Entry,
+    pub call: Arc<Call>,
+    /// The one that counts in its place.
+    pub(super) winner: Option<ChoiceId>,
 }
 
 /// All lineages of some calls, and the sampled tokens that are in none.
@@ -36,7 +46,7 @@ pub struct Lineages {
     /// In order of sessions, and in each session of their numbers.
     pub lineages: Vec<Lineage>,
     /// Tokens of calls that were set aside: superseded, or without ids.
-    pub set_aside: Vec<Entry>,
+    pub set_aside: Vec<SetAside>,
     /// The calls that have expert routing: others' may go on from theirs.
     pub(super) routed: HashMap<ChoiceId, Arc<Call>>,
 }
@@ -107,7 +117,7 @@ struct Node<'a> {
 
 impl Node<'_> {
     fn worth(&self) -> Worth {
-        let is_trainable = self.verdict.is_none() && self.call.trainable;
+        let is_trainable = self.verdict.is_none() && defect(self.call).is_none();
         Worth { is_whole: self.call.status == CallStatus::Ok, is_trainable }
     }
 }
@@ -120,8 +130,8 @@ fn of_session(calls: &[&Arc<Call>], found: &mut Lineages) {
     for &call in calls {
         let missing = counts.without_ids(call);
         if missing > 0 && told.insert(call.call_id) {
-            let entry = Entry::of(call, Disposition::NoIds);
-            found.set_aside.push(Entry { tokens: missing, ..entry });
+            let entry = Entry { tokens: missing, ..Entry::of(call, Disposition::NoIds) };
+            found.set_aside.push(SetAside { entry, call: Arc::clone(call), winner: None });
         }
         if call.sampled_ids().is_none_or(<[u32]>::is_empty) {
             continue;
@@ -132,7 +142,8 @@ fn of_session(calls: &[&Arc<Call>], found: &mut Lineages) {
             (Some(tokens), None) => kinds.push((call.kind, vec![Node { call, tokens, verdict }])),
             (None, _) => {
                 let no_prompt = Disposition::Dropped("no prompt ids".to_owned());
-                found.set_aside.push(Entry::of(call, verdict.unwrap_or(no_prompt)));
+                let entry = Entry::of(call, verdict.unwrap_or(no_prompt));
+                found.set_aside.push(SetAside { entry, call: Arc::clone(call), winner: None });
             }
         }
     }
@@ -175,7 +186,10 @@ fn of_kind(nodes: &[Node<'_>], found: &mut Lineages) {
             } else {
                 Disposition::Superseded
             };
-            found.set_aside.push(Entry::of(node.call, node.verdict.clone().unwrap_or(lost)));
+            let entry = Entry::of(node.call, node.verdict.clone().unwrap_or(lost));
+            let winner = group.iter().copied().find(|&other| counts(other));
+            let winner = winner.map(|other| nodes[other].call.choice());
+            found.set_aside.push(SetAside { entry, call: Arc::clone(node.call), winner });
         }
     }
     for siblings in children.values_mut() {
@@ -189,7 +203,7 @@ fn of_kind(nodes: &[Node<'_>], found: &mut Lineages) {
 fn rank(node: &Node<'_>) -> impl Ord + use<> {
     let Node { call, verdict, .. } = node;
     let first_choice = Reverse(call.choice_index);
-    (verdict.is_none(), call.trainable, call.received_at, call.call_id, first_choice)
+    (verdict.is_none(), defect(call).is_none(), call.received_at, call.call_id, first_choice)
 }
 
 /// Walks the trees depth first, without recursion: a session may have more turns than a stack has room.

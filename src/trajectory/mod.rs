@@ -40,7 +40,7 @@ pub use breaks::{Break, BreakReason, Decode};
 pub use check::Unbalanced;
 pub use conversation::chat_request;
 pub use kinds::{Kinds, LineageKind};
-pub use lineage::{Lineage, LineageCall, Lineages, lineages};
+pub use lineage::{Lineage, LineageCall, Lineages, SetAside, lineages};
 pub use routing::{Found, Gather};
 pub use sample::{Built, Episode, needs_bodies, samples};
 pub use table::{LineageRow, Parent, ParentBy, table};

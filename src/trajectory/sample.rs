@@ -1,12 +1,14 @@
 //! Lineages to samples and the ledger.
 
+use std::collections::HashMap;
+
 use super::account::{self, Entry};
-use super::kinds::Kinds;
-use super::lineage::{Lineage, LineageCall, Lineages};
+use super::kinds::{Kinds, is_taken_in};
+use super::lineage::{Lineage, LineageCall, Lineages, SetAside};
 use super::routing::Gather;
 use crate::config::{Samples, TrainedLineages};
 use crate::record::{
-    Call, CallSpan, Disposition, EpisodeId, GroupId, Position, RoutedExperts, Sample, SampleParts,
+    Call, CallSpan, Disposition, EpisodeId, GroupId, Position, RoutedExperts, Sample, SampleParts, SessionId,
 };
 
 /// Whose tokens these are, for the samples' `episode_id` and `group_id`.
@@ -57,11 +59,21 @@ impl Draft {
 /// Which calls are whose is read from their bodies where `policy` asks for it ([`needs_bodies`]).
 #[must_use]
 pub fn samples(lineages: &Lineages, episode: Option<Episode>, policy: &Samples) -> Built {
-    let mut built = Built { ledger: lineages.set_aside.clone(), ..Built::default() };
+    let mut built = Built::default();
+    let sessions = lineages.sessions().filter(|_| needs_bodies(policy));
+    let kinds: HashMap<&SessionId, Kinds> =
+        sessions.map(|session| (&session[0].session_id, Kinds::of(session))).collect();
+    for SetAside { entry, call, winner } in &lineages.set_aside {
+        let (choice, kinds) = (winner.unwrap_or(call.choice()), kinds.get(&call.session_id));
+        let is_booked =
+            entry.disposition == Disposition::NoIds || is_taken_in(policy, call.kind, choice, kinds);
+        let disposition = if is_booked { entry.disposition.clone() } else { Disposition::AuxCall };
+        built.ledger.push(Entry { disposition, ..entry.clone() });
+    }
     for session in lineages.sessions() {
-        let kinds = needs_bodies(policy).then(|| Kinds::of(session));
+        let kinds = kinds.get(&session[0].session_id);
         let mut drafts: Vec<Draft> =
-            session.iter().map(|lineage| draft(lineage, episode, policy, kinds.as_ref())).collect();
+            session.iter().map(|lineage| draft(lineage, episode, policy, kinds)).collect();
         if policy.lineages == TrainedLineages::Longest {
             // Of equals the first.
             let longest = (0..drafts.len()).rev().max_by_key(|&index| drafts[index].trained());
@@ -79,7 +91,7 @@ pub fn samples(lineages: &Lineages, episode: Option<Episode>, policy: &Samples) 
 /// Whether [`samples`] by this policy has to know who made which call.
 #[must_use]
 pub fn needs_bodies(policy: &Samples) -> bool {
-    policy.lineages == TrainedLineages::Main || !policy.leave_out.is_empty()
+    policy.lineages == TrainedLineages::Main || !policy.leave_out.is_empty() || !policy.take_in.is_empty()
 }
 
 fn draft(lineage: &Lineage, episode: Option<Episode>, policy: &Samples, kinds: Option<&Kinds>) -> Draft {
@@ -92,8 +104,10 @@ fn draft(lineage: &Lineage, episode: Option<Episode>, policy: &Samples, kinds: O
     let mut draft = Draft { parts, entries: vec![] };
     let end = if policy.max_tokens == 0 { usize::MAX } else { policy.max_tokens };
     for LineageCall { call, verdict, .. } in lineage.own() {
+        let is_taken_in = is_taken_in(policy, call.kind, call.choice(), kinds);
+        let verdict = if is_taken_in { verdict.clone() } else { Some(Disposition::AuxCall) };
         let by_kind = || kinds.and_then(|kinds| kinds.left_out(lineage, call, policy));
-        let targets = match verdict.clone().or_else(by_kind) {
+        let targets = match verdict.or_else(by_kind) {
             Some(disposition) => Err(disposition),
             None => account::targets(call).map_err(Disposition::Dropped),
         };

@@ -338,6 +338,8 @@ async fn a_trainers_sessions_get_the_policy_and_side_models_but_neither_judge_no
     for call in &result.calls {
         let is_small = call.model_requested == "small";
         assert_eq!(call.kind, if is_small { CallKind::Aux } else { CallKind::Policy });
+        // Another model's tokens are never the policy's to learn from, whatever side calls are taken in.
+        assert_eq!(call.not_trainable_reasons.iter().any(|reason| reason == "aux_route"), is_small);
         assert_eq!(call.trainable, !is_small, "{:?}", call.not_trainable_reasons);
         // The weights' version is the policy's, and the sampling too.
         let source = if is_small { WeightSource::Unknown } else { WeightSource::LegoClock };

@@ -12,6 +12,7 @@ use lego::telemetry::{COLUMNS, MetricValue, read_column};
 use serde_json::Value;
 use tempfile::TempDir;
 
+mod aux_calls;
 mod diverged;
 mod evaluation;
 mod files;

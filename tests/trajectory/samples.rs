@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use lego::config::{Samples, SideKind, TrainedLineages};
+use lego::config::{AuxKind, Samples, SideKind, TrainedLineages};
 use lego::record::{Call, CallKind, WeightSpan};
 use lego::trajectory::{Built, lineages, samples};
 use proptest::prelude::*;
@@ -165,15 +165,73 @@ fn calls_of_another_kind_are_lineages_and_never_trained() {
     );
 }
 
+/// A call that was captured as `aux`, whose record says this against it besides.
+fn aside(prompt: &[u32], completion: &[u32], at: i64, more: &[&str]) -> Arc<Call> {
+    let mut one = Arc::unwrap_or_clone(made(prompt, completion, at));
+    (one.kind, one.trainable) = (CallKind::Aux, false);
+    let reasons = ["kind_aux"].iter().chain(more);
+    one.not_trainable_reasons = reasons.map(|reason| (*reason).to_owned()).collect();
+    Arc::new(one)
+}
+
+#[test]
+fn side_calls_are_taken_in_if_nothing_but_their_kind_speaks_against_them() {
+    let version = |call: &Arc<Call>, label: &str| {
+        let mut call = Call::clone(call);
+        call.weight_spans.iter_mut().flatten().for_each(|span| span.version = label.to_owned());
+        Arc::new(call)
+    };
+    let mut silent = Call::clone(&aside(&[5], &[1; 16], 5, &[]));
+    silent.not_trainable_reasons.clear();
+    let mut judge = Call::clone(&aside(&[6], &[1; 32], 6, &[]));
+    (judge.kind, judge.not_trainable_reasons) = (CallKind::Judge, vec!["kind_judge".to_owned()]);
+    let mut no_usage = Call::clone(&aside(&[7], &[1; 64], 7, &[]));
+    no_usage.usage = None;
+    let mut no_prompt = Call::clone(&aside(&[8], &[1; 128], 8, &[]));
+    no_prompt.prompt_token_ids = None;
+    let calls = [
+        aside(&[1], &[1; 1], 0, &[]),
+        made(&[2], &[1; 2], 1),
+        aside(&[3], &[1; 4], 2, &["greedy_sampling", "aux_route"]),
+        version(&aside(&[4], &[1; 8], 4, &[]), "default"),
+        Arc::new(silent),
+        Arc::new(judge),
+        Arc::new(no_usage),
+        Arc::new(no_prompt),
+        // A retry, and one that is continued.
+        aside(&[9], &[1; 256], 9, &[]),
+        aside(&[9], &[2; 512], 10, &[]),
+        aside(&[&[9_u32][..], &[1; 256], &[3]].concat(), &[1; 1024], 11, &[]),
+    ];
+    let plain = BTreeMap::from([("aux_call".to_owned(), 2045), ("trained".to_owned(), 2)]);
+    assert_eq!(buckets(&build(&calls, &Samples::default())), plain);
+    // Nothing says that a reply of theirs stands for a history.
+    let compactions = Samples { take_in: vec![AuxKind::Compaction], ..Samples::default() };
+    assert_eq!(buckets(&build(&calls, &compactions)), plain);
+    let sides = Samples { take_in: vec![AuxKind::Side], ..Samples::default() };
+    let expected = [
+        ("trained", 1 + 2 + 256 + 1024),
+        ("superseded", 512),
+        ("aux_call", 32),
+        ("usage_unknown", 64),
+        ("dropped: greedy_sampling, aux_route", 4),
+        ("dropped: the weight version of a token is not known", 8),
+        ("dropped: not trainable", 16),
+        ("dropped: no prompt ids", 128),
+    ];
+    let expected: BTreeMap<String, u64> =
+        expected.iter().map(|(name, tokens)| ((*name).to_owned(), *tokens)).collect();
+    assert_eq!(buckets(&build(&calls, &sides)), expected);
+}
+
 fn policy() -> impl Strategy<Value = Samples> {
     let lineages =
         prop::sample::select(vec![TrainedLineages::All, TrainedLineages::Main, TrainedLineages::Longest]);
     let kinds = vec![SideKind::SubAgent, SideKind::Side, SideKind::Compaction, SideKind::Other];
     let leave_out = prop::sample::subsequence(kinds, 0..=4);
-    (lineages, 0..40_usize, leave_out).prop_map(|(lineages, max_tokens, leave_out)| Samples {
-        lineages,
-        max_tokens,
-        leave_out,
+    let take_in = prop::sample::subsequence(vec![AuxKind::Side, AuxKind::Compaction], 0..=2);
+    (lineages, 0..40_usize, leave_out, take_in).prop_map(|(lineages, max_tokens, leave_out, take_in)| {
+        Samples { lineages, max_tokens, leave_out, take_in }
     })
 }
 
@@ -182,12 +240,16 @@ proptest! {
 
     #[test]
     fn no_policy_loses_a_token_or_trains_more_than_all_do(
-        calls in prop::collection::vec((prop::collection::vec(0..3_u32, 1..9), prop::collection::vec(0..3_u32, 1..5)), 0..9),
+        calls in prop::collection::vec(
+            (prop::collection::vec(0..3_u32, 1..9), prop::collection::vec(0..3_u32, 1..5), 0..4), 0..9),
         policy in policy(),
     ) {
-        let calls: Vec<Arc<Call>> =
-            calls.iter().zip(0..).map(|((prompt, completion), at)| made(prompt, completion, at)).collect();
-        let all = build(&calls, &Samples::default());
+        let call = |((prompt, completion, kind), at): (&(Vec<u32>, Vec<u32>, i32), i64)| match kind {
+            0 => aside(prompt, completion, at, &[]),
+            _ => made(prompt, completion, at),
+        };
+        let calls: Vec<Arc<Call>> = calls.iter().zip(0..).map(call).collect();
+        let all = build(&calls, &Samples { take_in: policy.take_in.clone(), ..Samples::default() });
         let some = build(&calls, &policy);
         let sum = |built: &Built| built.ledger.iter().map(|entry| entry.tokens).sum::<u64>();
         prop_assert_eq!(sum(&all), sum(&some));

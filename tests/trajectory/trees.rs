@@ -145,7 +145,7 @@ fn recorded_histories_build_the_trees_that_were_written_down() {
                 continue;
             }
             let superseded: Vec<u64> =
-                built.found.set_aside.iter().map(|entry| built.number(entry.call_id)).collect();
+                built.found.set_aside.iter().map(|one| built.number(one.entry.call_id)).collect();
             if level["superseded"].is_array() && superseded != numbers(&level["superseded"]) {
                 differ(format!("superseded {superseded:?}"));
             }

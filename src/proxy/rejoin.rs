@@ -32,6 +32,7 @@ use tokio::sync::oneshot;
 use super::face::{Face, Incoming, Retold};
 use super::session::Session;
 use super::stop::Stop;
+use super::token_in::Given;
 use super::{Inner, reply};
 use crate::protocol::error::ApiError;
 use crate::protocol::volatile::{Rules, Shape};
@@ -71,6 +72,8 @@ pub(super) struct Attendance {
     has_returned: AtomicBool,
     returned: Mutex<Option<Face>>,
     times_rejoined: AtomicU16,
+    /// Of a whole reply.
+    pub(super) given: Given,
 }
 
 impl Attendance {
@@ -100,6 +103,7 @@ impl Attendance {
             has_returned: AtomicBool::new(false),
             returned: Mutex::default(),
             times_rejoined: AtomicU16::new(0),
+            given: Given::default(),
         })
     }
 

@@ -163,7 +163,10 @@ pub(super) async fn answer(
         }
     };
     let response = match settled {
-        Ok(Settled { status, headers, body }) => reply::whole(status, headers, body),
+        Ok(Settled { status, headers, body }) => {
+            attendance.given.set();
+            reply::whole(status, headers, body)
+        }
         Err(error) => reply::error(api, &error),
     };
     reply::with_call_id(response, call_id)
@@ -229,7 +232,10 @@ fn begun(
         // Its only piece follows.
         attended.close();
         match settled {
-            Ok(settled) if settled.status.is_success() => Ok(settled.body),
+            Ok(settled) if settled.status.is_success() => {
+                attended.given.set();
+                Ok(settled.body)
+            }
             Ok(settled) => Err(std::io::Error::other(format!("the upstream answered {}", settled.status))),
             Err(error) => Err(std::io::Error::other(error.message)),
         }

@@ -19,6 +19,7 @@ impl Relay {
         if self.may_act {
             self.recorder.attendance.close();
             if self.recorder.is_done() && self.again.is_none() {
+                self.recorder.attendance.given.set();
                 self.recorder.given();
                 self.recorder.kept = Kept::Nothing;
             }

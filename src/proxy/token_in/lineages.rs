@@ -3,17 +3,29 @@
 //! A conversation is known by its messages in the form in which they are compared ([`Said`](crate::protocol::said::Said)),
 //! since clients say history in other bytes than they were given.
 //!
+//! Replies to one prompt may say the same in other ids: retries, or choices of one call. Which of them a request goes on
+//! from shows in what the comparison does not look at ([`Spelling`]); where that is the same too, nobody can tell.
+//!
 //! Invariants:
 //! - Ids are held once: a turn has those that came after the turn before it.
 //! - A request goes on from the longest conversation that its messages begin with, and that ends with a reply.
+//! - Of replies that end the same conversation, one that its client was given counts before one that it was not; then the
+//!   one that the request spells; then the one that was asked for last, of its choices the first. In which order replies
+//!   came to their ends bears on nothing.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest, Sha256};
 
-use crate::protocol::said::Identity;
+use crate::protocol::said::{Identity, Said};
 use crate::record::CallId;
+
+/// Replies that end the same conversation and are held at most.
+const MOST_ALIKE: usize = 8;
 
 /// A conversation up to some message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,6 +52,63 @@ impl Key {
     }
 }
 
+/// What of a message bears on no comparison of conversations, and may still tell two replies apart: white space around its
+/// text, what was thought, how arguments are printed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Spelling([u64; 4]);
+
+impl Spelling {
+    pub(super) fn of(said: &Said) -> Self {
+        let hash = |part: &dyn Fn(&mut DefaultHasher)| {
+            let mut hasher = DefaultHasher::new();
+            part(&mut hasher);
+            hasher.finish()
+        };
+        let arguments = |hasher: &mut DefaultHasher| {
+            said.tool_uses.iter().for_each(|tool| tool.arguments.hash(hasher));
+        };
+        Self([
+            hash(&|hasher| said.parts.concat().hash(hasher)),
+            hash(&|hasher| said.reasoning.hash(hasher)),
+            // Clients and protocols trim it.
+            hash(&|hasher| said.reasoning.trim().hash(hasher)),
+            hash(&arguments),
+        ])
+    }
+
+    /// How much of it is another.
+    fn differences(self, other: Self) -> usize {
+        self.0.iter().zip(other.0).filter(|(a, b)| **a != *b).count()
+    }
+}
+
+/// Whether a reply was given to its client up to what that may act on: what the server took for writing.
+#[derive(Debug, Clone, Default)]
+pub(in crate::proxy) struct Given(Arc<AtomicBool>);
+
+impl Given {
+    pub(in crate::proxy) fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    fn get(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// What is known of a reply besides its ids.
+#[derive(Debug, Clone)]
+pub(super) struct Reply {
+    pub(super) call_id: CallId,
+    pub(super) choice: u16,
+    /// Which message of its conversation it is.
+    pub(super) at: usize,
+    pub(super) spelling: Spelling,
+    /// When its request came: [`Lineages::ask`].
+    pub(super) asked: u64,
+    pub(super) given: Given,
+}
+
 /// A reply that ended well, and how it came to be: the end of a conversation.
 #[derive(Debug)]
 pub(super) struct Turn {
@@ -48,20 +117,30 @@ pub(super) struct Turn {
     ids: Vec<u32>,
     /// How many of `ids` were sampled.
     sampled: usize,
-    pub(super) call_id: CallId,
+    reply: Reply,
 }
 
 impl Turn {
     /// `prompt` begins with all ids of `before`.
-    pub(super) fn new(
-        before: Option<Arc<Self>>,
-        prompt: &[u32],
-        sampled: &[u32],
-        call_id: CallId,
-    ) -> Arc<Self> {
+    pub(super) fn new(before: Option<Arc<Self>>, prompt: &[u32], sampled: &[u32], reply: Reply) -> Arc<Self> {
         let known = before.as_ref().map_or(0, |before| before.len());
         let ids = [&prompt[known..], sampled].concat();
-        Arc::new(Self { before, ids, sampled: sampled.len(), call_id })
+        Arc::new(Self { before, ids, sampled: sampled.len(), reply })
+    }
+
+    pub(super) const fn call_id(&self) -> CallId {
+        self.reply.call_id
+    }
+
+    /// How much a request counts for that does not tell replies apart.
+    fn rank(&self) -> (bool, u64, Reverse<u16>) {
+        (self.reply.given.get(), self.reply.asked, Reverse(self.reply.choice))
+    }
+
+    /// How much a request says in other words than this reply, and those before it, the last first. `spelled`: its messages.
+    fn differences(&self, spelled: &[Spelling]) -> Vec<usize> {
+        let replies = self.chain().map(|turn| (turn.reply.spelling, spelled.get(turn.reply.at)));
+        replies.map_while(|(reply, said)| Some(reply.differences(*said?))).collect()
     }
 
     fn len(&self) -> usize {
@@ -103,9 +182,27 @@ pub(in crate::proxy) struct Lineages(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    by_end: HashMap<Key, Arc<Turn>>,
+    /// Few of one conversation: [`MOST_ALIKE`].
+    by_end: HashMap<Key, Vec<Arc<Turn>>>,
     /// Every conversation that was asked about, up to each of its messages.
     seen: HashSet<Key>,
+    /// Requests that were asked.
+    asked: u64,
+}
+
+/// Of replies that end the same conversation, the one that a request goes on from.
+fn chosen<'a>(alike: &'a [Arc<Turn>], spelled: &[Spelling]) -> Option<&'a Arc<Turn>> {
+    if let [only] = alike {
+        return Some(only);
+    }
+    let differences: Vec<Vec<usize>> = alike.iter().map(|turn| turn.differences(spelled)).collect();
+    // What one of them was rendered anew of is not compared.
+    let compared = differences.iter().map(Vec::len).min().unwrap_or(0);
+    let best = alike.iter().zip(&differences).max_by_key(|(turn, differences)| {
+        let (is_given, asked, choice) = turn.rank();
+        (is_given, Reverse(&differences[..compared]), asked, choice)
+    });
+    best.map(|(turn, _)| turn)
 }
 
 impl Lineages {
@@ -114,13 +211,16 @@ impl Lineages {
     }
 
     /// The longest conversation that a request goes on from, and its number of messages. `keys[i]`: the request's
-    /// conversation up to message `i`.
-    pub(super) fn longest(&self, keys: &[Key]) -> Option<(usize, Arc<Turn>)> {
+    /// conversation up to message `i`; `spelled`: its messages.
+    pub(super) fn longest(&self, keys: &[Key], spelled: &[Spelling]) -> Option<(usize, Arc<Turn>)> {
         let known = self.lock();
         // The last message is new: what it would be the reply of is not asked again.
         let begun = keys.len().saturating_sub(1);
         let mut longest_first = keys[..begun].iter().enumerate().skip(1).rev();
-        longest_first.find_map(|(messages, key)| Some((messages, Arc::clone(known.by_end.get(key)?))))
+        longest_first.find_map(|(messages, key)| {
+            let turn = chosen(known.by_end.get(key)?, spelled)?;
+            Some((messages, Arc::clone(turn)))
+        })
     }
 
     /// How many messages of a request one conversation began with before.
@@ -134,65 +234,28 @@ impl Lineages {
         self.lock().seen.is_empty()
     }
 
-    /// A request is asked.
-    pub(super) fn ask(&self, keys: &[Key]) {
-        self.lock().seen.extend(keys);
+    /// A request is asked. Gives its number: later ones have higher numbers.
+    pub(super) fn ask(&self, chains: [&[Key]; 3]) -> u64 {
+        let mut known = self.lock();
+        chains.into_iter().for_each(|keys| known.seen.extend(keys));
+        known.asked += 1;
+        known.asked
     }
 
     /// A conversation ends with a reply, up to and with which it is `end`.
     pub(super) fn hold(&self, end: Key, turn: Arc<Turn>) {
         let mut known = self.lock();
         known.seen.insert(end);
-        known.by_end.insert(end, turn);
+        let alike = known.by_end.entry(end).or_default();
+        // The new one is not given yet.
+        if alike.len() >= MOST_ALIKE
+            && let Some(least) = (0..alike.len()).min_by_key(|&at| alike[at].rank())
+        {
+            alike.swap_remove(least);
+        }
+        alike.push(turn);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::protocol::said::Said;
-
-    fn said(text: &str) -> Identity {
-        Said::reply(text.to_owned(), vec![]).identity()
-    }
-
-    fn keys(messages: &[&str]) -> Vec<Key> {
-        let mut keys = vec![Key::of_shape(b"shape")];
-        for message in messages {
-            keys.push(keys[keys.len() - 1].with(&said(message)));
-        }
-        keys
-    }
-
-    #[test]
-    fn a_request_goes_on_from_the_longest_conversation() {
-        let lineages = Lineages::default();
-        let asked = keys(&["u1"]);
-        lineages.ask(&asked);
-        let first = Turn::new(None, &[1, 2], &[3, 4], CallId::now());
-        lineages.hold(asked[1].with(&said("a1")), first);
-        let next = keys(&["u1", "a1", "u2"]);
-        let (messages, turn) = lineages.longest(&next).expect("it goes on");
-        assert_eq!((messages, turn.all_ids()), (2, vec![1, 2, 3, 4]));
-        let second = Turn::new(Some(turn), &[1, 2, 3, 4, 9], &[5], CallId::now());
-        lineages.hold(next[3].with(&said("a2")), second);
-        let (messages, turn) = lineages.longest(&keys(&["u1", "a1", "u2", "a2", "u3"])).expect("it goes on");
-        assert_eq!((messages, turn.all_ids(), turn.sampled_ids()), (4, vec![1, 2, 3, 4, 9, 5], &[5][..]));
-        // Two branches of one.
-        let (messages, turn) = lineages.longest(&keys(&["u1", "a1", "other"])).expect("it goes on");
-        assert_eq!((messages, turn.all_ids()), (2, vec![1, 2, 3, 4]));
-        assert!(lineages.longest(&keys(&["u1", "a1"])).is_none(), "nothing new is said");
-        assert!(lineages.longest(&keys(&["u1", "edited", "u2"])).is_none());
-        assert_eq!(lineages.seen(&keys(&["u1", "edited", "u2"])), 1);
-        assert_eq!(lineages.seen(&keys(&["u0"])), 0);
-    }
-
-    #[test]
-    fn a_long_conversation_is_dropped_without_recursion() {
-        let mut turn = Turn::new(None, &[0], &[1], CallId::now());
-        for _ in 0..200_000 {
-            turn = Arc::new(Turn { before: Some(turn), ids: vec![2], sampled: 1, call_id: CallId::now() });
-        }
-        assert_eq!(turn.len(), 200_002);
-    }
-}
+mod tests;

@@ -11,6 +11,7 @@
 //! - What the new messages say never becomes a control token.
 //! - What cannot be asked for in ids ([`request::conversation`]) is asked for in chat's words, and counted.
 
+mod keys;
 mod lineages;
 mod reading;
 mod request;
@@ -25,9 +26,10 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
-pub(super) use lineages::Lineages;
+pub(super) use lineages::{Given, Lineages};
 
-use lineages::{Key, Turn};
+use keys::Keys;
+use lineages::{Key, Reply, Spelling, Turn};
 use reading::Reading;
 use writer::TokenWriter;
 
@@ -194,8 +196,10 @@ pub(super) struct Rendered {
     pub(super) prompt: Vec<u32>,
     pub(super) origin: Origin,
     before: Option<Arc<Turn>>,
-    /// The conversation up to the request's last message.
-    asked: Key,
+    /// The conversation up to the request's last message, and how many messages that are.
+    asked: (Key, usize),
+    /// When it was asked ([`Lineages::ask`]).
+    number: u64,
     reading: Reading,
     n: u64,
     asks_usage: bool,
@@ -235,11 +239,12 @@ impl Rendered {
     ) -> Result<Self, String> {
         let Prompt { conversation, keys, ids: prompt, before, origin } =
             renderer.prompt(lineages, request, volatile)?;
-        keys.ask(lineages);
+        let number = lineages.ask([&keys.whole, &keys.bare, &keys.talk]);
         let reading = renderer.reading(request, &conversation, &prompt, &names);
         Ok(Self {
             body: request::completions(request, &prompt),
-            asked: keys.whole[keys.whole.len() - 1],
+            asked: (keys.whole[keys.whole.len() - 1], keys.spelled.len()),
+            number,
             n: request.n,
             asks_usage: request.asks_usage,
             prompt,
@@ -272,11 +277,11 @@ impl Rendered {
 
     /// The call whose prompt and reply this one extends.
     pub(super) fn parent(&self) -> Option<CallId> {
-        self.before.as_ref().map(|turn| turn.call_id)
+        self.before.as_ref().map(|turn| turn.call_id())
     }
 
-    /// Says in a record what only ids tell, and holds what a later call may go on from.
-    pub(super) fn fill(&self, call: &mut Call, lineages: &Lineages, is_final: bool) {
+    /// Says in a record what only ids tell, and holds what a later call may go on from. `given` is said of the reply later.
+    pub(super) fn fill(&self, call: &mut Call, lineages: &Lineages, is_final: bool, given: &Given) {
         call.parent_call_id = self.parent();
         call.tokenizer_sha256 = Some(self.renderer.tokenizer.sha256().to_owned());
         call.template_sha256 = Some(self.renderer.template.sha256().to_owned());
@@ -297,10 +302,21 @@ impl Rendered {
                 name: call.name.clone(),
                 arguments: call.arguments.clone(),
             };
-            let said = Said::reply(whole.text.clone(), whole.calls.iter().map(used).collect());
-            let end = self.asked.with(&said.identity());
-            let turn = Turn::new(self.before.clone(), &self.prompt, ids, call.call_id);
-            lineages.hold(end, turn);
+            let mut said = Said::reply(whole.text.clone(), whole.calls.iter().map(used).collect());
+            if !whole.reasoning.is_empty() {
+                said.reasoning.clone_from(&whole.reasoning);
+            }
+            let (asked, at) = self.asked;
+            let reply = Reply {
+                call_id: call.call_id,
+                choice: call.choice_index,
+                at,
+                spelling: Spelling::of(&said),
+                asked: self.number,
+                given: given.clone(),
+            };
+            let turn = Turn::new(self.before.clone(), &self.prompt, ids, reply);
+            lineages.hold(asked.with(&said.identity()), turn);
         }
         call.text = Some(whole.text);
         call.tool_calls = (!whole.calls.is_empty()).then_some(whole.calls);
@@ -383,7 +399,7 @@ impl Renderer {
         if self.history == TokenHistory::Template {
             return anew(Origin::Template);
         }
-        let Some((answered, turn)) = lineages.longest(&keys.whole) else {
+        let Some((answered, turn)) = lineages.longest(&keys.whole, &keys.spelled) else {
             return anew(keys.origin(lineages));
         };
         let empty = Map::new();
@@ -438,53 +454,4 @@ struct Prompt {
     ids: Vec<u32>,
     before: Option<Arc<Turn>>,
     origin: Origin,
-}
-
-/// A request's conversation before its first message, and up to each one.
-struct Keys {
-    whole: Vec<Key>,
-    /// Whatever the tools and the template's parameters.
-    bare: Vec<Key>,
-    /// Also whatever the first message, if it is the system's.
-    talk: Vec<Key>,
-}
-
-impl Keys {
-    fn of(request: &Request, conversation: &request::Conversation, volatile: &Rules) -> Result<Self, String> {
-        let shape = serde_json::json!([conversation.tools, conversation.kwargs]).to_string();
-        let begin = |shape: &str| vec![Key::of_shape(shape.as_bytes())];
-        let mut keys = Self { whole: begin(&shape), bare: begin("bare"), talk: begin("talk") };
-        for (index, message) in request.messages().into_iter().enumerate() {
-            let compared = volatile.compared(&message);
-            let message: Value = serde_json::from_slice(&compared).map_err(|error| error.to_string())?;
-            let said =
-                Said::read(&message).ok_or_else(|| format!("`messages[{index}]`, which has no role"))?;
-            let identity = said.identity();
-            let is_system = index == 0 && message["role"] == "system";
-            for chain in [&mut keys.whole, &mut keys.bare, &mut keys.talk] {
-                chain.push(chain[chain.len() - 1].with(&identity));
-            }
-            if is_system {
-                keys.talk = begin("talk");
-            }
-        }
-        Ok(keys)
-    }
-
-    fn ask(&self, lineages: &Lineages) {
-        [&self.whole, &self.bare, &self.talk].into_iter().for_each(|chain| lineages.ask(chain));
-    }
-
-    /// Why the request goes on from nothing.
-    fn origin(&self, lineages: &Lineages) -> Origin {
-        let seen = |chain: &[Key]| lineages.seen(chain);
-        match seen(&self.whole) {
-            _ if lineages.is_empty() => Origin::First,
-            0 if seen(&self.bare) > 0 => Origin::ToolsChanged,
-            0 if seen(&self.talk) > 0 => Origin::SystemChanged,
-            0 => Origin::Other,
-            all if all + 1 == self.whole.len() => Origin::Repeated,
-            _ => Origin::MessageChanged,
-        }
-    }
 }

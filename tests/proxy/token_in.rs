@@ -1,5 +1,6 @@
 //! The token-in relay: prompts that lego renders, replies that it reads from their ids, lineages that do not break.
 
+mod alike;
 mod configured;
 mod count;
 mod engine;
@@ -28,9 +29,12 @@ struct World {
 }
 
 async fn world_with(kind: UpstreamKind, history: TokenHistory) -> World {
-    let engine = Engine::start(kind == UpstreamKind::Sglang).await;
-    let mut options = ProxyOptions::trainer("policy");
     let renderer = Renderer::load(folder(), None, None, history).expect("loads");
+    world_of(kind, renderer, ProxyOptions::trainer("policy")).await
+}
+
+async fn world_of(kind: UpstreamKind, renderer: Renderer, mut options: ProxyOptions) -> World {
+    let engine = Engine::start(kind == UpstreamKind::Sglang).await;
     options.renderer = Some(Arc::new(renderer));
     let upstream = Upstream::http(&engine.url, kind, None, timeouts()).expect("upstream");
     let setup = Setup::in_front_of(upstream, options, Mock::in_process(Script::default())).await;

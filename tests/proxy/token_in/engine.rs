@@ -38,6 +38,8 @@ pub struct Says {
     pub version: Option<&'static str>,
     /// SGLang: each event has only what is new.
     pub is_incremental: bool,
+    /// Each character is a token of its own: the same text in other ids.
+    pub is_spelled: bool,
     /// It answers with this status, and nothing else.
     pub refuses: Option<u16>,
 }
@@ -62,6 +64,7 @@ impl From<&str> for Says {
             ends: Ends::Well,
             version: Some("7"),
             is_incremental: false,
+            is_spelled: false,
             refuses: None,
         }
     }
@@ -129,7 +132,15 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, body: Bytes) -> Res
     if let Some(status) = says.refuses {
         return StatusCode::from_u16(status).expect("a status").into_response();
     }
-    let mut ids = shared.tokenizer.encode(&says.text).expect("encodes");
+    let encode = |text: &str| shared.tokenizer.encode(text).expect("encodes");
+    let mut ids = match says.text.strip_suffix("<|im_end|>").filter(|_| says.is_spelled) {
+        Some(text) => text
+            .chars()
+            .flat_map(|c| encode(c.encode_utf8(&mut [0; 4])))
+            .chain(encode("<|im_end|>"))
+            .collect(),
+        None => encode(&says.text),
+    };
     let mut says = says;
     match says.ends {
         Ends::Well => {}

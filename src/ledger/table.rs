@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::{Size, batches, ids_bytes};
 use crate::capture::{CaptureError, Filter, Place, Query, Reader};
 use crate::record::{Call, CallKind, SessionId};
-use crate::trajectory::{self, Decode, Lineage, LineageRow};
+use crate::trajectory::{self, IdTexts, LineageRow};
 
 /// Bytes of ids that are in memory together.
 const ROOM: usize = 64 << 20;
@@ -17,15 +17,14 @@ const ROOM: usize = 64 << 20;
 const BODIES_PART: usize = 8;
 
 /// Gives the lineages of each session with a call for which `filter` is true, sessions in order of their first calls as
-/// far as they are read together. Says what was left out of the captures. `texts` gives those of ids, and whether it can
-/// of a call.
+/// far as they are read together. Says what was left out of the captures.
 ///
 /// # Errors
 /// The captures cannot be read; what `each` says.
 pub fn table<E: From<CaptureError>>(
     dir: impl Into<Place>,
     filter: Option<&Filter>,
-    texts: (Decode<'_>, &dyn Fn(&Call) -> bool),
+    texts: Option<&IdTexts>,
     each: &mut dyn FnMut(&LineageRow) -> Result<(), E>,
 ) -> Result<Vec<String>, E> {
     let dir = dir.into();
@@ -59,9 +58,7 @@ pub fn table<E: From<CaptureError>>(
         }
         for part in batches(&broken, ROOM / BODIES_PART) {
             for session in found(&dir, &part, false)?.sessions() {
-                let fits = |lineage: &Lineage| lineage.calls.iter().all(|one| (texts.1)(&one.call));
-                let decode = session.iter().all(fits).then_some(texts.0);
-                rows.insert(session[0].session_id.clone(), trajectory::table(session, decode));
+                rows.insert(session[0].session_id.clone(), IdTexts::table(texts, session));
             }
         }
         rows.values().flatten().try_for_each(&mut *each)?;

@@ -10,7 +10,7 @@ use super::{RolloutError, conclude};
 use crate::proxy::SessionResult;
 use crate::record::{Call, CallId, CallKind, Disposition, ExitEvidence, Outcome, Termination};
 use crate::task::Verdict;
-use crate::trajectory;
+use crate::trajectory::{self, BreakReason, IdTexts};
 
 /// What one attempt found.
 pub(super) struct Attempt {
@@ -61,7 +61,7 @@ pub(super) fn book(
     let spec = &result.spec;
     let episode = trajectory::Episode { episode_id: spec.episode, group_id: spec.group };
     let lineages = trajectory::lineages(calls);
-    count_breaks(&lineages);
+    result.breaks.extend(breaks(&lineages, options.texts.as_ref()));
     let built = trajectory::samples(&lineages, Some(episode), &options.samples);
     built.check(calls).map_err(|unbalanced| RolloutError::Ledger {
         trial: spec.trial_id.to_string(),
@@ -91,13 +91,14 @@ pub(super) fn book(
     Ok(())
 }
 
-/// Counts why histories were rewritten.
-fn count_breaks(lineages: &trajectory::Lineages) {
-    for session in lineages.sessions() {
-        for broke in trajectory::table(session, None).into_iter().filter_map(|row| row.broke) {
-            counter!("lego_trainer_lineage_breaks_total", "reason" => broke.reason.as_str()).increment(1);
-        }
+/// Why histories were rewritten, counted.
+fn breaks(lineages: &trajectory::Lineages, texts: Option<&IdTexts>) -> Vec<BreakReason> {
+    let rows = lineages.sessions().flat_map(|session| IdTexts::table(texts, session));
+    let reasons: Vec<BreakReason> = rows.filter_map(|row| Some(row.broke?.reason)).collect();
+    for reason in &reasons {
+        counter!("lego_trainer_lineage_breaks_total", "reason" => reason.as_str()).increment(1);
     }
+    reasons
 }
 
 /// The calls that the policy answered, each once whatever its choices, with the length of its prompt where that is
@@ -150,6 +151,7 @@ mod tests {
             is_agent_oom_graded,
             invalid_reward: None,
             samples: Samples::default(),
+            texts: None,
         }
     }
 

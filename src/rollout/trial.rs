@@ -19,6 +19,7 @@ use crate::record::{
 };
 use crate::sandbox::{Backend, Limits, Mount, SandboxError, Spec, make_readable, remove_tree};
 use crate::task::{ChangeError, Task, TaskStore, Verdict, Verifier};
+use crate::trajectory::{BreakReason, IdTexts};
 
 /// What a trial is for. Evaluation trials are captured like the others and never train.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +61,8 @@ pub struct TrialOptions {
     pub invalid_reward: Option<f64>,
     /// What is trained of its calls.
     pub samples: Samples,
+    /// Texts of the policy's ids: why a history was rewritten can often be told only from them.
+    pub texts: Option<IdTexts>,
 }
 
 /// The machinery that trials share.
@@ -89,6 +92,8 @@ pub struct TrialResult {
     pub samples: Vec<Sample>,
     /// Sampled tokens that are in no sample, by what became of them; those of failed attempts too.
     pub left_out: Vec<(Disposition, u64)>,
+    /// Why histories were rewritten, over all attempts.
+    pub breaks: Vec<BreakReason>,
     /// Tokens the policy sampled, over all attempts.
     pub sampled_tokens: u64,
     /// Calls that the policy answered in the last attempt, each once.
@@ -112,6 +117,7 @@ impl TrialResult {
             reward: None,
             samples: Vec::new(),
             left_out: Vec::new(),
+            breaks: Vec::new(),
             sampled_tokens: 0,
             turns: 0,
             measured_prompts: 0,

@@ -91,7 +91,7 @@ pub async fn eval(
         let version: VersionSource = Arc::new(PolicyVersion::default);
         let upstream = policy::http_upstream(&config)?;
         let renderer = tokenizers.renderer(&config.proxy.server(), config.proxy.local_tokenizer.as_deref());
-        (upstream.name(), policy::ServedPolicy { upstream, model_name, version, renderer })
+        (upstream.name(), policy::ServedPolicy { upstream, model_name, version, renderer, texts: None })
     };
     let model_name = served.model_name.clone();
 

@@ -59,7 +59,7 @@ impl Machinery {
         if let Some(warning) = proxy::too_few_files(open_files, config.sandbox.max_concurrent) {
             tracing::warn!("{warning}");
         }
-        let ServedPolicy { upstream, model_name, version, renderer } = policy;
+        let ServedPolicy { upstream, model_name, version, renderer, texts } = policy;
         let upstream = Arc::new(upstream);
         let routes = RouteOptions::from_config(config, Some(&upstream), &BTreeMap::new(), tokenizers)?;
         let writer = Arc::new(
@@ -102,6 +102,7 @@ impl Machinery {
                 is_agent_oom_graded: config.sandbox.agent_oom == AgentOom::Grade,
                 invalid_reward: config.training.reward.penalize_invalid_trajectory.then_some(INVALID_REWARD),
                 samples: config.training.samples.clone(),
+                texts,
             },
             policy_version: version,
             scratch: places.scratch,

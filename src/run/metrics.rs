@@ -8,6 +8,7 @@ use super::waves::Wave;
 use crate::record::{Disposition, Outcome, PolicyVersion, Termination};
 use crate::telemetry::MetricValue;
 use crate::train::StepMetrics;
+use crate::trajectory::BreakReason;
 
 /// Names and values of one step.
 pub type Row = Vec<(&'static str, MetricValue)>;
@@ -84,6 +85,10 @@ fn row(
             entries.filter(|(bucket, _)| token_column(bucket) == Some(name)).map(|(_, tokens)| tokens);
         (name, tokens.sum::<u64>().into())
     };
+    let breaks = |reason: BreakReason| {
+        let found = results.iter().flat_map(|result| &result.breaks).filter(|found| **found == reason);
+        (reason.column(), found.count().into())
+    };
     let count = results.len();
     let mean = |sum: f64| if count == 0 { 0.0 } else { sum / count as f64 };
     let calls: usize = results.iter().map(|r| r.turns).sum();
@@ -133,6 +138,7 @@ fn row(
         ("publish_seconds", times.publish.as_secs_f64().into()),
         ("step_seconds", times.total().as_secs_f64().into()),
     ];
+    row.extend(BreakReason::ALL.iter().copied().map(breaks));
     let optional = [
         ("policy_version_lag", step.policy_version_lag),
         ("loss", step.loss),
@@ -189,6 +195,7 @@ mod tests {
             sampled_tokens: 1 + left_out.iter().map(|(_, tokens)| tokens).sum::<u64>(),
             samples: vec![sample_of_one_token()],
             left_out,
+            breaks: Vec::new(),
             measured_prompts: 1,
             prompt_tokens: 1,
             turns: 1,

@@ -16,6 +16,7 @@ use crate::record::PolicyVersion;
 use crate::serve::{self, ServeState};
 use crate::text::parsers::Forms;
 use crate::text::{ChatTemplate, Tokenizer};
+use crate::trajectory::IdTexts;
 use crate::upstream::{Timeouts, Upstream};
 
 /// What answers the trials' calls.
@@ -27,6 +28,17 @@ pub struct ServedPolicy {
     pub version: VersionSource,
     /// Renders its prompts, where it is asked with tokens.
     pub renderer: Option<Arc<Renderer>>,
+    /// Texts of its ids.
+    pub texts: Option<IdTexts>,
+}
+
+/// An embedded engine.
+pub(super) struct Embedded {
+    pub engine: Engine,
+    pub router: Router,
+    /// By which it serves the model.
+    pub name: String,
+    tokenizer: Arc<Tokenizer>,
 }
 
 /// Starts the embedded engine with `model`, which was loaded from `folder`, as version `first`.
@@ -39,7 +51,7 @@ pub fn embedded(
     model: Arc<Model>,
     first: PolicyVersion,
 ) -> Result<(Engine, ServedPolicy), RunError> {
-    let (engine, router, model_name) = engine(config, folder, model, first)?;
+    let Embedded { engine, router, name: model_name, tokenizer } = engine(config, folder, model, first)?;
     let version = {
         let engine = engine.clone();
         Arc::new(move || engine.version())
@@ -48,17 +60,19 @@ pub fn embedded(
     let renderer = (config.proxy.relay == Relay::TokenIn)
         .then(|| Renderer::configured(config, "proxy.model_path", folder).map(Arc::new))
         .transpose()?;
-    Ok((engine, ServedPolicy { upstream, model_name, version, renderer }))
+    let texts = Some(IdTexts::of_embedded(tokenizer));
+    Ok((engine, ServedPolicy { upstream, model_name, version, renderer, texts }))
 }
 
-/// The same with the engine's router, and the name that it serves the model by.
+/// The engine alone, with its router.
 pub(super) fn engine(
     config: &Config,
     folder: &Path,
     model: Arc<Model>,
     first: PolicyVersion,
-) -> Result<(Engine, Router, String), RunError> {
+) -> Result<Embedded, RunError> {
     let tokenizer = Tokenizer::load(folder).map_err(RunError::because("loading the tokenizer"))?;
+    let tokenizer = Arc::new(tokenizer);
     let template = ChatTemplate::load(folder).map_err(RunError::because("loading the chat template"))?;
     let policy = &config.policy;
     let options = EngineOptions {
@@ -74,8 +88,8 @@ pub(super) fn engine(
     let name = policy.model_name.clone().or_else(folder_name).unwrap_or_else(|| "policy".to_owned());
     let forms = Forms::of_template(template.source());
     let names = vec![name.clone()];
-    let state = ServeState::new(engine.clone(), Arc::new(tokenizer), Arc::new(template), names, forms);
-    Ok((engine, serve::router(state), name))
+    let state = ServeState::new(engine.clone(), Arc::clone(&tokenizer), Arc::new(template), names, forms);
+    Ok(Embedded { engine, router: serve::router(state), name, tokenizer })
 }
 
 /// The server at the configured base URL, with its key.

@@ -22,8 +22,8 @@ pub fn upstreams(
     let mut engines = BTreeMap::new();
     for folder in config.embedded_models() {
         let model = Model::load(&folder).map_err(RunError::because("loading a model"))?;
-        let (_, router, _) = engine(config, &folder, Arc::new(model), PolicyVersion::default())?;
-        engines.insert(folder, router);
+        let embedded = engine(config, &folder, Arc::new(model), PolicyVersion::default())?;
+        engines.insert(folder, embedded.router);
     }
     let is_shared = config.proxy.routes.values().any(|route| !route.has_own_server());
     let has_default = config.has_default_route();

@@ -324,6 +324,7 @@ mod tests {
                 reward: Some(reward),
                 samples: Vec::new(),
                 left_out: Vec::new(),
+                breaks: Vec::new(),
                 sampled_tokens: 0,
                 turns: 1,
                 measured_prompts: 0,

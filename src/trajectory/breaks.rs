@@ -30,6 +30,12 @@ macro_rules! reasons {
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text),+ }
             }
+
+            /// The column of a run's metrics that counts it.
+            #[must_use]
+            pub const fn column(self) -> &'static str {
+                match self { $(Self::$name => concat!("breaks_", $text)),+ }
+            }
         }
     };
 }

@@ -2,7 +2,6 @@
 
 use super::*;
 use lego::record::{Call, CallKind};
-use serde_json::json;
 
 /// A check of the quota, a turn, a title and its retry, a summary of the history, and a turn that has it.
 const HARNESS: &str = r#"
@@ -26,25 +25,6 @@ summary = call([system, task, said, {"role": "user", "content": "Sum up what was
 call([system, {"role": "user", "content": "What was done: " + summary + " Go on."}], tools)
 "#;
 
-fn run(folder: &Path, name: &str, samples: &str) -> PathBuf {
-    let config = folder.join("train.toml");
-    let text = format!(
-        "[training]\nmax_steps = 1\ngroup_size = 4\nbatch_size = 4\nrollout_batch_size = 4\nmax_turns = 8\n\
-         max_new_tokens = 96\neval_samples = 0\neval_greedy = false\nlearning_rate = 1e-4\nseed = 3\n\
-         [training.samples]\n{samples}\n\
-         [policy]\nupstream = \"embedded\"\nmodel_path = \"models/lego-tiny\"\n"
-    );
-    fs::write(&config, text).expect("config");
-    let proxy = folder.join("proxy_config.json");
-    let command = ["/usr/bin/python3", "-c", HARNESS];
-    let text =
-        json!({"proxy": {"upstream_base_url": "embedded"}, "harness": {"type": "mini", "command": command}});
-    fs::write(&proxy, text.to_string()).expect("config");
-    let run = folder.join(name);
-    finished(train(&config, &run, &[]).arg("--proxy-config").arg(&proxy));
-    run
-}
-
 fn sampled<'a>(calls: impl IntoIterator<Item = &'a Call>) -> u64 {
     calls.into_iter().map(|call| call.completion_token_ids.as_ref().expect("ids").len() as u64).sum()
 }
@@ -61,7 +41,7 @@ fn tokens(run: &Path) -> [u64; 3] {
 #[test]
 fn side_calls_are_trained_where_they_are_taken_in() {
     let temp = test_folder();
-    let run = |name: &str, samples: &str| run(temp.path(), name, samples);
+    let run = |name: &str, samples: &str| run_harness(temp.path(), name, HARNESS, ("", samples));
     let plain = run("plain", "");
     let calls = calls(&plain);
     assert_eq!(calls.len(), 4 * 6, "six calls of each trial");

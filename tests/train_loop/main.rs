@@ -9,10 +9,11 @@ use std::process::{Child, Command, Output, Stdio};
 
 use lego::capture::{Query, Reader};
 use lego::telemetry::{COLUMNS, MetricValue, read_column};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 mod aux_calls;
+mod breaks;
 mod diverged;
 mod evaluation;
 mod files;
@@ -87,6 +88,26 @@ fn finished(command: &mut Command) -> Output {
     let output = command.output().expect("lego runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     output
+}
+
+/// A step of four trials in which this program of Python is the harness. `keys`: of the training, and of its samples.
+fn run_harness(folder: &Path, name: &str, program: &str, (training, samples): (&str, &str)) -> PathBuf {
+    let config = folder.join("train.toml");
+    let text = format!(
+        "[training]\nmax_steps = 1\ngroup_size = 4\nbatch_size = 4\nrollout_batch_size = 4\nmax_turns = 8\n\
+         max_new_tokens = 96\neval_samples = 0\neval_greedy = false\nlearning_rate = 1e-4\nseed = 3\n{training}\n\
+         [training.samples]\n{samples}\n\
+         [policy]\nupstream = \"embedded\"\nmodel_path = \"models/lego-tiny\"\n"
+    );
+    fs::write(&config, text).expect("config");
+    let proxy = folder.join("proxy_config.json");
+    let command = ["/usr/bin/python3", "-c", program];
+    let text =
+        json!({"proxy": {"upstream_base_url": "embedded"}, "harness": {"type": "mini", "command": command}});
+    fs::write(&proxy, text.to_string()).expect("config");
+    let run = folder.join(name);
+    finished(train(&config, &run, &[]).arg("--proxy-config").arg(&proxy));
+    run
 }
 
 fn columns(run: &Path) -> BTreeMap<&'static str, Vec<Option<MetricValue>>> {

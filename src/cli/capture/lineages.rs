@@ -10,7 +10,7 @@ use super::{Folder, Where};
 use crate::capture::Filter;
 use crate::cli::Usage;
 use crate::ledger;
-use crate::record::{Call, SessionId};
+use crate::record::SessionId;
 use crate::trajectory::{Break, LineageRow};
 
 #[derive(Debug, clap::Args)]
@@ -43,9 +43,7 @@ pub(super) fn run(out: &mut dyn Write, args: &Args) -> anyhow::Result<()> {
         (one, other) => one.as_ref().or(other.as_ref()),
     };
     let texts = Texts::find(args.tokenizer.as_deref(), dir.dir())?;
-    let texts = texts.as_ref();
-    let decode = |ids: &[u32]| texts.map(|of| of.tokenizer.decode(ids, false)).unwrap_or_default();
-    let fits = |call: &Call| texts.is_some_and(|of| of.fits(call));
+    let texts = texts.as_ref().map(|texts| &texts.ids);
     let mut rows = 0;
     let mut each = |row: &LineageRow| -> anyhow::Result<()> {
         if args.json {
@@ -59,7 +57,7 @@ pub(super) fn run(out: &mut dyn Write, args: &Args) -> anyhow::Result<()> {
         rows += 1;
         Ok(())
     };
-    for what in ledger::table(&dir, filter, (&decode, &fits), &mut each)? {
+    for what in ledger::table(&dir, filter, texts, &mut each)? {
         errln!("warning: left out {what}");
     }
     match &args.session {

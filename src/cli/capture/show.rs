@@ -14,7 +14,7 @@ use super::turns::{Sent, Turn, turns};
 use super::{ShowArgs, captures, load, time, warn};
 use crate::capture::{Query, in_order};
 use crate::record::{Call, CallId, IdsSource};
-use crate::trajectory::{self, Decode, Lineage, LineageRow};
+use crate::trajectory::{self, IdTexts, LineageRow};
 
 /// In the place of what is null in the record.
 const UNKNOWN: &str = "unknown";
@@ -47,7 +47,7 @@ pub fn show(out: &mut dyn Write, args: &ShowArgs) -> anyhow::Result<()> {
             writeln!(out, "   {kept}")?;
         }
         if args.tokens {
-            let texts = texts.as_ref().filter(|texts| texts.fits(&call));
+            let texts = texts.as_ref().filter(|texts| texts.ids.fits(&call));
             show_tokens(out, &call, texts)?;
         }
         if !now.is_empty() {
@@ -69,14 +69,8 @@ pub fn show(out: &mut dyn Write, args: &ShowArgs) -> anyhow::Result<()> {
 /// What the lineages that begin in a session are, by their first calls. One that has the session to itself says nothing.
 fn beginnings(calls: &[Arc<Call>], texts: Option<&Texts>) -> HashMap<CallId, LineageRow> {
     let found = trajectory::lineages(calls);
-    let of = |session: &[Lineage]| {
-        let fits =
-            |lineage: &Lineage| lineage.calls.iter().all(|one| texts.is_some_and(|of| of.fits(&one.call)));
-        let decode = |ids: &[u32]| texts.map(|of| of.tokenizer.decode(ids, false)).unwrap_or_default();
-        let decode: Option<Decode<'_>> = session.iter().all(fits).then_some(&decode);
-        trajectory::table(session, decode)
-    };
-    let rows: Vec<LineageRow> = found.sessions().flat_map(of).collect();
+    let texts = texts.map(|texts| &texts.ids);
+    let rows: Vec<LineageRow> = found.sessions().flat_map(|session| IdTexts::table(texts, session)).collect();
     let is_told = rows.len() > 1;
     rows.into_iter().filter(|_| is_told).map(|row| (row.first_call_id, row)).collect()
 }
@@ -156,7 +150,7 @@ fn show_tokens(out: &mut dyn Write, call: &Call, texts: Option<&Texts>) -> anyho
     if let Some(prompt) = &call.prompt_token_ids {
         writeln!(out, "   prompt ids {prompt:?}")?;
         if let Some(texts) = texts {
-            writeln!(out, "   prompt text {:?}", texts.tokenizer.decode(prompt, false))?;
+            writeln!(out, "   prompt text {:?}", texts.ids.tokenizer.decode(prompt, false))?;
         }
     }
     let spans = call.weight_spans.as_deref().unwrap_or_default();

@@ -1,21 +1,20 @@
 //! The texts of ids, where it is known whose they are.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::config::{Config, Environment};
-use crate::record::{Call, UpstreamKind};
+use crate::record::Call;
 use crate::text::{ChatInput, ChatTemplate, TextError, Tokenizer, difference};
-use crate::trajectory;
+use crate::trajectory::{self, IdTexts};
 
 /// The texts of ids.
 pub(super) struct Texts {
-    pub(super) tokenizer: Tokenizer,
+    pub(super) ids: IdTexts,
     template: Option<ChatTemplate>,
-    /// It is that of the run's policy, which the embedded engine served.
-    is_of_run: bool,
 }
 
 impl Texts {
@@ -24,7 +23,7 @@ impl Texts {
         match named {
             Some(folder) => {
                 let template = ChatTemplate::load_if_present(folder)?;
-                Ok(Some(Self { tokenizer: Tokenizer::load(folder)?, template, is_of_run: false }))
+                Ok(Some(Self { ids: IdTexts::of_all(Arc::new(Tokenizer::load(folder)?)), template }))
             }
             None => Ok(Self::of_run(captures)),
         }
@@ -35,13 +34,7 @@ impl Texts {
         let config = Config::load_resolved(&path, Environment::from_process()).ok()?;
         let tokenizer = Tokenizer::load(config.model_path()).ok()?;
         let template = ChatTemplate::load_if_present(config.model_path()).ok()?;
-        Some(Self { tokenizer, template, is_of_run: true })
-    }
-
-    /// Ids of another tokenizer would get the wrong texts.
-    pub(super) fn fits(&self, call: &Call) -> bool {
-        let is_same = call.tokenizer_sha256.as_ref().is_none_or(|sha256| sha256 == self.tokenizer.sha256());
-        is_same && (!self.is_of_run || call.upstream_kind == UpstreamKind::Embedded)
+        Some(Self { ids: IdTexts::of_embedded(Arc::new(tokenizer)), template })
     }
 
     /// How the prompt of a call that was asked with tokens, and goes on from another, differs from what the chat template
@@ -58,7 +51,7 @@ impl Texts {
             reasoning_effort: Option<Value>,
         }
         call.parent_call_id?;
-        let template = self.template.as_ref().filter(|_| self.fits(call))?;
+        let template = self.template.as_ref().filter(|_| self.ids.fits(call))?;
         if call.template_sha256.as_deref() != Some(template.sha256()) {
             return None;
         }
@@ -74,7 +67,7 @@ impl Texts {
             template_kwargs: (!kwargs.is_empty()).then_some(&kwargs),
         };
         let prompt = call.prompt_token_ids.as_deref()?;
-        let found = difference(&self.tokenizer, template, prompt, &input).ok()?;
+        let found = difference(&self.ids.tokenizer, template, prompt, &input).ok()?;
         Some(found.map_or("the prompt is what the chat template renders".to_owned(), |found| {
             format!(
                 "the chat template would render {} ids in the place of {} from id {} on: {:?} instead of {:?}",
@@ -84,7 +77,7 @@ impl Texts {
     }
 
     pub(super) fn of(&self, id: u32) -> String {
-        let bytes = self.tokenizer.token_bytes(id);
+        let bytes = self.ids.tokenizer.token_bytes(id);
         match std::str::from_utf8(bytes) {
             Ok("") => "(not in this tokenizer)".to_owned(),
             Ok(text) => format!("{text:?}"),

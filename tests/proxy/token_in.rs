@@ -5,6 +5,7 @@ mod configured;
 mod count;
 mod engine;
 mod interrupted;
+mod lost;
 
 use std::sync::Arc;
 

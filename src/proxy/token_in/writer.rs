@@ -1,7 +1,8 @@
 //! The reply of a token endpoint as a chat reply, and that in the client's own protocol.
 //!
 //! Invariants:
-//! - What is told comes from the sampled ids alone, not from the engine's text.
+//! - What is told comes from the sampled ids alone, not from the engine's text. Text that comes without its ids is not
+//!   left out silently: the reply is broken off.
 //! - A finish reason, the usage and the end are written by [`ReplyWriter::end`] alone.
 
 use std::collections::BTreeMap;
@@ -55,8 +56,13 @@ impl Source {
 /// What was told of a choice.
 struct Told {
     reader: Reader,
-    /// Ids that were read.
+    /// Of the ids and the text that the source holds: those that were read.
     taken: usize,
+    text_bytes: usize,
+    /// All ids that were read.
+    ids: u64,
+    /// Its last part had text and no ids: that may be of ids that came before.
+    has_bare_end: bool,
     finish_reason: Option<String>,
     stop_match: Option<StopMatch>,
     has_calls: bool,
@@ -125,7 +131,16 @@ impl TokenWriter {
             return Ok(());
         }
         let reader = Reader::new(&self.rendered.reading);
-        let told = Told { reader, taken: 0, finish_reason: None, stop_match: None, has_calls: false };
+        let told = Told {
+            reader,
+            taken: 0,
+            text_bytes: 0,
+            ids: 0,
+            has_bare_end: false,
+            finish_reason: None,
+            stop_match: None,
+            has_calls: false,
+        };
         self.told.insert(index, told);
         self.tell_delta(index, &json!({"role": "assistant", "content": ""}), out)
     }
@@ -138,12 +153,20 @@ impl TokenWriter {
             return Ok(());
         };
         if choice.token_ids.is_none() && !choice.text.is_empty() {
-            let why = "it has no token ids, which the token-in relay is built on; use proxy.relay = live";
-            return Err(Untranslatable(why.to_owned()));
+            return Err(without_ids("it"));
         }
         let ids = choice.token_ids.as_deref().unwrap_or_default();
         let new = ids.get(told.taken..).unwrap_or_default();
         let finish = choice.finish_reason.as_deref().filter(|_| told.finish_reason.is_none());
+        if choice.text.len() > told.text_bytes && new.is_empty() {
+            // Engines hold text back that may become a stop text.
+            if finish.is_none() {
+                return Err(without_ids("a part of it"));
+            }
+            told.has_bare_end = true;
+        }
+        told.text_bytes = choice.text.len();
+        told.ids += new.len() as u64;
         let mut events = Vec::new();
         told.reader.push(&self.rendered.reading, new, finish, &mut events);
         told.taken = ids.len();
@@ -205,8 +228,13 @@ impl ReplyWriter for TokenWriter {
         for index in indexes {
             self.news(index, out)?;
         }
+        let all: u64 = self.told.values().map(|told| told.ids).sum();
+        let is_less = self.source.reply().usage.is_some_and(|usage| usage.completion_tokens > all);
+        if is_less && self.told.values().any(|told| told.has_bare_end) {
+            return Err(without_ids("its last part"));
+        }
         if self.source.forget() {
-            self.told.values_mut().for_each(|told| told.taken = 0);
+            self.told.values_mut().for_each(|told| (told.taken, told.text_bytes) = (0, 0));
         }
         Ok(())
     }
@@ -267,10 +295,7 @@ impl ReplyWriter for TokenWriter {
         }
         let mut choices = Vec::new();
         for (&index, choice) in &reply.choices {
-            let Some(ids) = &choice.token_ids else {
-                let why = "it has no token ids, which the token-in relay is built on; use proxy.relay = live";
-                return Err(Untranslatable(why.to_owned()));
-            };
+            let Some(ids) = &choice.token_ids else { return Err(without_ids("it")) };
             let reading = &self.rendered.reading;
             let whole = reading.whole(index, ids, choice.finish_reason.as_deref().unwrap_or_default());
             let mut message = json!({"role": "assistant", "content": whole.text});
@@ -313,6 +338,11 @@ impl ReplyWriter for TokenWriter {
             None => error.body(),
         }
     }
+}
+
+fn without_ids(part: &str) -> Untranslatable {
+    let remedy = "which the token-in relay is built on; use proxy.relay = live";
+    Untranslatable(format!("{part} has no token ids, {remedy}"))
 }
 
 fn finish_reason(told: Option<&str>, has_calls: bool) -> Value {

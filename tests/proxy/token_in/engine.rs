@@ -40,6 +40,10 @@ pub struct Says {
     pub is_incremental: bool,
     /// Each character is a token of its own: the same text in other ids.
     pub is_spelled: bool,
+    /// The event of this token has its text and not its id.
+    pub loses: Option<usize>,
+    /// Its last event has text alone: some that was held back.
+    pub flushes: bool,
     /// It answers with this status, and nothing else.
     pub refuses: Option<u16>,
 }
@@ -65,6 +69,8 @@ impl From<&str> for Says {
             version: Some("7"),
             is_incremental: false,
             is_spelled: false,
+            loses: None,
+            flushes: false,
             refuses: None,
         }
     }
@@ -151,10 +157,28 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, body: Bytes) -> Res
         Ends::Hanging(count) => ids.truncate(count),
     }
     let is_stream = body["stream"] == true;
-    let events = match shared.is_sglang {
+    let mut events = match shared.is_sglang {
         true => generate(&ids, &says, &prompt, is_stream),
         false => completions(&ids, &says, &prompt, is_stream),
     };
+    if let Some(event) = says.loses.map(|at| &mut events[at]) {
+        if shared.is_sglang {
+            // They name the ids too.
+            event["meta_info"]["output_token_logprobs"] = Value::Null;
+        }
+        let of = if shared.is_sglang { event } else { &mut event["choices"][0] };
+        for name in ["output_ids", "token_ids", "logprobs"] {
+            of.as_object_mut().expect("an object").remove(name);
+        }
+    }
+    if says.flushes {
+        let at = ids.len() - 1;
+        let mut last = events[at].clone();
+        events[at]["choices"][0]["finish_reason"] = Value::Null;
+        last["choices"][0]["token_ids"] = json!([]);
+        last["choices"][0]["logprobs"] = Value::Null;
+        events.insert(at + 1, last);
+    }
     if !is_stream {
         return ([("content-type", "application/json")], events[0].to_string()).into_response();
     }

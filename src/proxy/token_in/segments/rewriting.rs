@@ -149,6 +149,10 @@ impl Rewriting {
         }
         if choice["finish_reason"] == "abort" && !self.has_ended() {
             choice["finish_reason"] = Value::Null;
+            // What was held back till then is of ids that came before.
+            if ids(&choice["token_ids"]).is_empty() {
+                choice["text"] = Value::from("");
+            }
             if let Some(choice) = choice.as_object_mut() {
                 choice.remove("weight_versions");
                 choice.remove("routed_experts");
@@ -170,10 +174,15 @@ impl Rewriting {
         let total = meta["completion_tokens"].as_u64().map_or(new.len(), |total| total as usize);
         let known = self.sampled.len() - begun;
         self.is_incremental |= known > 0 && new.len() < total;
-        let text = value["text"].as_str().unwrap_or_default().to_owned();
+        let mut text = value["text"].as_str().unwrap_or_default().to_owned();
         let logprobs = meta["output_token_logprobs"].as_array().cloned().unwrap_or_default();
         // The event of an abort repeats the last id.
         let fresh = total.saturating_sub(known).min(new.len());
+        // What was held back till then is of ids that came before.
+        if fresh == 0 && meta["finish_reason"]["type"] == "abort" && !self.has_ended() {
+            let before = if self.is_incremental { "" } else { &self.all_text[self.text.len()..] };
+            before.clone_into(&mut text);
+        }
         let (fresh_ids, fresh_logprobs) = (
             new[new.len() - fresh..].to_vec(),
             logprobs[logprobs.len() - fresh.min(logprobs.len())..].to_vec(),

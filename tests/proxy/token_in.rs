@@ -12,6 +12,7 @@ use std::sync::Arc;
 use lego::config::TokenHistory;
 use lego::proxy::{Proxy, ProxyOptions, Renderer, SessionHandle};
 use lego::record::{Call, ClientApi, IdsSource, UpstreamKind};
+use lego::text::parsers::ReasoningForm;
 use lego::text::{ChatInput, ChatTemplate, encode_chat};
 use lego::trajectory::lineages;
 use lego::upstream::Upstream;
@@ -291,6 +292,68 @@ async fn clients_of_other_protocols_keep_their_lineage_too() {
         assert_eq!(calls[1].parent_call_id, Some(calls[0].call_id), "{route}");
         assert!(calls[1].prompt_token_ids.as_ref().expect("ids").starts_with(&all_ids(&calls[0])));
     }
+}
+
+#[tokio::test]
+async fn an_empty_reply_is_a_turn_in_every_protocol() {
+    for (route, stream) in
+        [("responses", true), ("responses", false), ("messages", true), ("chat/completions", true)]
+    {
+        let world = world(UpstreamKind::Vllm).await;
+        let user = |text: &str| json!({"role": "user", "content": text});
+        world.engine.will_say("");
+        world.engine.will_say("done");
+        let list = if route == "responses" { "input" } else { "messages" };
+        let mut body = json!({"model": "m", "stream": stream, list: [user("go")]});
+        if route == "messages" {
+            body["max_tokens"] = json!(99);
+        }
+        let reply = world.ask_at(route, &body).await;
+        let said = match (route, stream) {
+            ("chat/completions", _) => vec![message(&reply, true).0],
+            ("messages", _) => vec![json!({"role": "assistant", "content": [{"type": "text", "text": ""}]})],
+            (_, false) => serde_json::from_str::<Value>(&reply).expect("JSON")["output"]
+                .as_array()
+                .expect("output")
+                .clone(),
+            _ => {
+                let events = speech::events(reply.as_bytes());
+                let done = events.iter().filter(|(name, _)| name == "response.output_item.done");
+                done.map(|(_, event)| event["item"].clone()).collect()
+            }
+        };
+        body[list].as_array_mut().expect("a list").extend([said, vec![user("more")]].concat());
+        world.ask_at(route, &body).await;
+        let calls = world.calls().await;
+        assert_eq!(calls[0].completion_token_ids.as_ref().map(Vec::len), Some(1), "its end alone");
+        assert_eq!(calls[1].parent_call_id, Some(calls[0].call_id), "{route} {stream}");
+        assert!(calls[1].prompt_token_ids.as_ref().expect("ids").starts_with(&all_ids(&calls[0])));
+    }
+}
+
+/// Codex sends thoughts back by their `encrypted_content` alone.
+#[tokio::test]
+async fn a_reply_of_thoughts_alone_is_a_turn_in_responses() {
+    let renderer =
+        Renderer::load(folder(), None, Some(ReasoningForm::Qwen3), TokenHistory::Sampled).expect("loads");
+    let world = world_of(UpstreamKind::Vllm, renderer, ProxyOptions::trainer("policy")).await;
+    let user = |text: &str| json!({"role": "user", "content": text});
+    world.engine.will_say("<think>\nhm\n</think>\n\n");
+    world.engine.will_say("done");
+    let mut body = json!({"model": "m", "input": [user("go")], "include": ["reasoning.encrypted_content"]});
+    let reply: Value = serde_json::from_str(&world.ask_at("responses", &body).await).expect("JSON");
+    let mut thought = reply["output"][0].clone();
+    assert_eq!(
+        (reply["output"].as_array().map(Vec::len), thought["content"][0]["text"].as_str()),
+        (Some(1), Some("hm"))
+    );
+    for member in ["id", "content", "status"] {
+        thought.as_object_mut().expect("an item").remove(member);
+    }
+    body["input"] = json!([user("go"), thought, user("more")]);
+    world.ask_at("responses", &body).await;
+    let calls = world.calls().await;
+    assert_eq!(calls[1].parent_call_id, Some(calls[0].call_id));
 }
 
 #[tokio::test]

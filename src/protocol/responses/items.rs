@@ -236,8 +236,9 @@ impl Conversation {
 
     fn close_turn(&mut self) {
         let Some(turn) = self.turn.take() else { return };
-        if turn.reasoning.is_empty() && turn.content.is_none() && turn.calls.is_empty() {
-            // Reasoning that only another server can read.
+        // Reasoning that only another server can read is nothing; of lego's own replies it says that there was one.
+        let is_nothing = turn.reasoning.is_empty() && turn.content.is_none() && turn.calls.is_empty();
+        if is_nothing && turn.key.is_none() {
             return;
         }
         let content = match &turn.content {

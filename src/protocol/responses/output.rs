@@ -108,6 +108,13 @@ impl Output {
         }
     }
 
+    /// A reply of nothing is one empty message.
+    pub fn begin_if_empty(&mut self, events: &mut Events) {
+        if self.done.is_empty() && self.open.is_none() {
+            self.open_text(Text::Output, events);
+        }
+    }
+
     fn open_text(&mut self, kind: Text, events: &mut Events) {
         let index = self.done.len();
         let id = item_id(kind.prefix(), &self.call_id, index);

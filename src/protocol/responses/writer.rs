@@ -150,6 +150,8 @@ impl Writer {
             self.output.call(call, position, is_whole, &mut self.events, out);
         }
         self.write_texts(choice, out);
+        // A client sends back what it was given: nothing at all would be a turn that never was.
+        self.output.begin_if_empty(&mut self.events);
         self.output.close_text(is_whole, &mut self.events, out);
     }
 

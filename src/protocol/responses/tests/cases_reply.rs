@@ -261,10 +261,13 @@ fn text_after_a_call_waits_for_it_and_is_kept() {
 }
 
 #[test]
-fn b12_an_empty_reply_has_no_items() {
+fn b12_an_empty_reply_is_one_empty_message() {
     let seen = see(&run(&mut plain(), &[delta(json!({"role": "assistant", "content": ""})), finish("stop")]));
-    assert!(seen.items.is_empty());
-    assert_eq!(seen.response["output"], json!([]));
+    assert_eq!((seen.items.len(), seen.items[0]["content"][0]["text"].as_str()), (1, Some("")));
+    assert_eq!(seen.response["output"].as_array(), Some(&seen.items));
+    let body = br#"{"choices":[{"finish_reason":"stop","message":{"content":null}}]}"#;
+    let body: Value = serde_json::from_slice(&plain().body(body).expect("body")).expect("JSON");
+    assert_eq!(body["output"][0]["content"][0]["text"], "");
     let tool_only = json!({"choices": [{"finish_reason": "tool_calls", "message": {"content": null, "tool_calls": [
         {"id": "x", "function": {"name": "f", "arguments": "{}"}}]}}]});
     let body = plain().body(tool_only.to_string().as_bytes()).expect("body");

@@ -47,6 +47,13 @@ fn b02_reasoning_never_becomes_text() {
         {"role": "user", "content": "v"},
     ]));
     assert_eq!(roles(&sealed), ["user", "user"]);
+    // A reply of lego's own whose thoughts the client left out was one all the same.
+    let own = messages(json!([
+        {"role": "user", "content": "u"},
+        {"type": "reasoning", "summary": [], "content": null, "encrypted_content": "lego.aa-1_0"},
+        {"role": "user", "content": "v"},
+    ]));
+    assert_eq!(own[1], json!({"role": "assistant", "content": ""}));
 }
 
 #[test]

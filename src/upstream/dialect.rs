@@ -59,7 +59,7 @@ pub struct Prepared {
 }
 
 /// Members that change the distribution and that no client may set while lego decides sampling.
-const UNPINNED: [&str; 12] = [
+pub(super) const UNPINNED: [&str; 12] = [
     "logit_bias",
     "bad_words",
     "allowed_token_ids",

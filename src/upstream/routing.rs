@@ -4,6 +4,8 @@
 //! - SGLang: base64 of raw little-endian 32-bit ids. The shape is not in it: rows follow from the token ids, layers
 //!   and experts a token must be told ([`RoutingHint`]) unless one of them settles the other.
 //!
+//! A reply that lego put together of several has what is stored of it in the same form ([`encode`]).
+//!
 //! Rows must be those of the ids: a routing that is off by one row is worse than none.
 
 use base64::Engine as _;
@@ -80,7 +82,7 @@ pub fn captured(
     let (Some(prompt), Some(completion)) = (prompt, &choice.token_ids) else {
         return CapturedRouting { routing: None, reason: Some("routing_without_ids") };
     };
-    let start = first_row(kind, request);
+    let start = choice.routing_start.unwrap_or_else(|| first_row(kind, request));
     let tokens = prompt.len() as u64 + completion.len() as u64;
     let decoded = match tokens.checked_sub(1).and_then(|rows| rows.checked_sub(start)) {
         Some(rows) => decode(kind, hint, text, start, rows),
@@ -127,6 +129,26 @@ pub fn decode(
         RoutingDtype::I32 => int32(data)?,
     };
     Ok(Routing::pack(shape, &ids)?)
+}
+
+/// A routing as an engine of this kind sends it.
+#[must_use]
+pub fn encode(kind: UpstreamKind, routing: &Routing) -> String {
+    let RoutingShape { rows, layers, top_k, dtype, .. } = *routing.shape();
+    if kind == UpstreamKind::Sglang {
+        return STANDARD.encode(routing.ids().flat_map(u32::to_le_bytes).collect::<Vec<u8>>());
+    }
+    let descr = match dtype {
+        RoutingDtype::U8 => "|u1",
+        RoutingDtype::U16 => "<u2",
+        RoutingDtype::I32 => "<i4",
+    };
+    let dict =
+        format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({rows}, {layers}, {top_k}), }}");
+    // The data begins at a multiple of 64.
+    let header = format!("{dict:<width$}\n", width = (10 + dict.len() + 1).next_multiple_of(64) - 11);
+    let length = u16::try_from(header.len()).unwrap_or(u16::MAX).to_le_bytes();
+    STANDARD.encode([b"\x93NUMPY\x01\x00", &length[..], header.as_bytes(), routing.data()].concat())
 }
 
 /// Position of the first row that the client let the engine begin at; lego itself asks for all rows.

@@ -184,6 +184,47 @@ fn what_is_not_exactly_such_a_file_is_refused() {
 }
 
 #[test]
+fn what_is_put_together_is_told_in_the_engines_own_form() {
+    // To the byte as NumPy writes it.
+    let told = fixture("vllm_inference_generate.json").choices[&0].routed_experts.clone().expect("routing");
+    let routing = decode(UpstreamKind::Vllm, RoutingHint::default(), &told, 0, 24).expect("read");
+    assert_eq!(encode(UpstreamKind::Vllm, &routing), told);
+    let told = fixture("sglang_chat.json").choices[&0].routed_experts.clone().expect("routing");
+    let routing = decode(UpstreamKind::Sglang, hint(None, Some(2)), &told, 0, 17).expect("read");
+    assert_eq!(encode(UpstreamKind::Sglang, &routing), told);
+    for largest in [255, 256, 65_536] {
+        let shape = RoutingShape { rows: 1, top_k: 1, layers: 2, ..*routing.shape() };
+        let wide = Routing::pack(shape, &[largest, 1]).expect("two ids");
+        let read =
+            decode(UpstreamKind::Vllm, RoutingHint::default(), &encode(UpstreamKind::Vllm, &wide), 0, 1);
+        assert!(read.expect("read").ids().eq([largest, 1]));
+    }
+}
+
+#[test]
+fn where_a_reply_says_at_which_position_its_rows_begin_they_begin_there() {
+    let request = request("");
+    for (start, is_taken) in [(None, false), (Some(3), true), (Some(2), false), (Some(9), false)] {
+        let npy = file(1, &header("|u1", "(2, 1, 1)"), &[7, 8]);
+        let choice = Choice {
+            token_ids: Some(vec![4, 5, 6]),
+            routed_experts: Some(STANDARD.encode(npy)),
+            routing_start: start,
+            ..Choice::default()
+        };
+        let hint = Some(RoutingHint::default());
+        let found = captured(UpstreamKind::Vllm, hint, &request, Some(&[1, 2, 3]), &choice);
+        let begins = found.routing.map(|routing| routing.shape().start);
+        assert_eq!(
+            begins,
+            start.and_then(|start| u32::try_from(start).ok()).filter(|_| is_taken),
+            "{start:?}"
+        );
+        assert_eq!(found.reason, (!is_taken).then_some("routing_rows_mismatch"));
+    }
+}
+
+#[test]
 fn raw_ids_need_a_shape_that_is_settled() {
     let ids = [0, 1, 2, 3, 4, 5, 6, 7];
     let shape = |hint| sglang(&ids, 2, hint).map(|routing| (routing.shape().layers, routing.shape().top_k));

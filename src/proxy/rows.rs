@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use metrics::{Counter, counter};
 
-use crate::record::{Call, ChoiceId, IdsSource, RoutingShape};
+use crate::record::{Call, CallStatus, ChoiceId, ClientApi, IdsSource, RoutingShape};
 
 /// Contexts of a session that are remembered: those of its agent, of sub-agents, of branches.
 const MAX_CONTEXTS: usize = 8;
@@ -84,6 +84,7 @@ impl HeldRows {
     pub(super) fn shorten(&self, calls: &mut [Call], counts: &RowCounts) -> Vec<Context> {
         let mut fresh: Vec<Context> = Vec::new();
         for call in calls {
+            counts.not_told.increment(not_told(call));
             let Some(context) = Context::of(call, &self.hasher) else {
                 continue;
             };
@@ -126,9 +127,23 @@ impl HeldRows {
     }
 }
 
+/// Rows of a reply that was asked for as a stream since those have the routing, and had none.
+fn not_told(call: &Call) -> u64 {
+    let is_whole = call.upstream_api == ClientApi::VllmGenerate && call.status == CallStatus::Ok;
+    let is_refused = || call.not_trainable_reasons.iter().any(|reason| reason.starts_with("routing_"));
+    if !is_whole || call.routing.is_some() || is_refused() {
+        return 0;
+    }
+    let tokens = |ids: &Option<Vec<u32>>| ids.as_ref().map_or(0, Vec::len) as u64;
+    let rows = (tokens(&call.prompt_token_ids) + tokens(&call.completion_token_ids)).saturating_sub(1);
+    tracing::warn!(call_id = %call.call_id, rows, "the upstream told no expert routing of a reply, as it did before");
+    rows
+}
+
 /// Rows of records, counted.
 pub(super) struct RowCounts {
     stored: Counter,
+    not_told: Counter,
     dropped: Counter,
     rerouted: Counter,
 }
@@ -136,7 +151,12 @@ pub(super) struct RowCounts {
 impl Default for RowCounts {
     fn default() -> Self {
         let of = |what: &'static str| counter!("lego_capture_routing_rows_total", "rows" => what);
-        Self { stored: of("stored"), dropped: of("held_already"), rerouted: of("routed_otherwise") }
+        Self {
+            stored: of("stored"),
+            not_told: of("not_told"),
+            dropped: of("held_already"),
+            rerouted: of("routed_otherwise"),
+        }
     }
 }
 

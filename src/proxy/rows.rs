@@ -4,20 +4,26 @@
 //! Invariants:
 //! - A row is left out only where ids and experts of it and of all rows before it are those of the call that is named,
 //!   which is durable by then. Experts that an engine chose otherwise when it read the same ids again are stored.
-//! - Calls that the trainer gets in memory have all their rows.
+//! - Calls that the trainer gets in memory have all the rows that they came with.
+//! - Rows that were not asked for, since the calls of the lineage have them, are in no call's record twice: a call's first
+//!   row is then the one behind the last one of the call that it extends.
 
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use metrics::{Counter, counter};
 
-use crate::record::{Call, CallStatus, ChoiceId, ClientApi, IdsSource, RoutingShape};
+use crate::record::{Call, CallId, CallStatus, ChoiceId, ClientApi, IdsSource, RoutingShape};
 
 /// Contexts of a session that are remembered: those of its agent, of sub-agents, of branches.
 const MAX_CONTEXTS: usize = 8;
 /// Rows that all sessions remember together, 12 bytes each. Calls of contexts beyond them are stored whole.
 const MAX_ROWS: usize = 8 << 20;
+
+/// Calls of a session of which it is remembered how far their rows go.
+const MAX_CALLS: usize = 4096;
 
 /// Rows that are remembered, of all sessions.
 static REMEMBERED: AtomicUsize = AtomicUsize::new(0);
@@ -28,11 +34,20 @@ pub(super) struct HeldRows {
     /// Hashes that nobody outside can foresee.
     hasher: RandomState,
     contexts: Mutex<Vec<Context>>,
+    /// Of calls from whose lineage no row lacks: how many positions have theirs, up to the call's own last row.
+    lineages: Mutex<HashMap<CallId, u32>>,
+}
+
+/// What the store will have of some calls.
+#[derive(Debug, Default)]
+pub(super) struct Fresh {
+    contexts: Vec<Context>,
+    lineages: Vec<(CallId, u32)>,
 }
 
 /// The rows of one context.
 #[derive(Debug)]
-pub(super) struct Context {
+struct Context {
     base: ChoiceId,
     /// With `start` and `rows` 0.
     shape: RoutingShape,
@@ -81,8 +96,9 @@ impl Drop for Context {
 impl HeldRows {
     /// Leaves out of each call what the store has, or what a call before it in the list has, and gives what the store
     /// will have once they are durable.
-    pub(super) fn shorten(&self, calls: &mut [Call], counts: &RowCounts) -> Vec<Context> {
+    pub(super) fn shorten(&self, calls: &mut [Call], counts: &RowCounts) -> Fresh {
         let mut fresh: Vec<Context> = Vec::new();
+        let lineages = calls.iter().filter_map(|call| Some((call.call_id, self.covered(call)?))).collect();
         for call in calls {
             counts.not_told.increment(not_told(call));
             let Some(context) = Context::of(call, &self.hasher) else {
@@ -104,11 +120,31 @@ impl HeldRows {
             }
             fresh.push(context);
         }
-        fresh
+        Fresh { contexts: fresh, lineages }
+    }
+
+    /// How many positions have their rows in this call and those that it extends; `None`: some lack.
+    fn covered(&self, call: &Call) -> Option<u32> {
+        let shape = call.routing.as_ref().filter(|_| call.choice_index == 0)?.shape();
+        let before = if shape.start == 0 { 0 } else { self.of_lineage(call.parent_call_id?)? };
+        (shape.start == before).then_some(shape.start + shape.rows)
+    }
+
+    /// How many positions have their rows in a call that is durable, and in those that it extends.
+    pub(super) fn of_lineage(&self, call_id: CallId) -> Option<u32> {
+        self.lineages.lock().unwrap_or_else(PoisonError::into_inner).get(&call_id).copied()
     }
 
     /// Remembers what became durable.
-    pub(super) fn hold(&self, contexts: Vec<Context>) {
+    pub(super) fn hold(&self, Fresh { contexts, lineages }: Fresh) {
+        {
+            let mut known = self.lineages.lock().unwrap_or_else(PoisonError::into_inner);
+            if known.len() >= MAX_CALLS {
+                // They are asked for again.
+                known.clear();
+            }
+            known.extend(lineages);
+        }
         let mut held = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         for mut context in contexts {
             // What it goes on from is in it.

@@ -56,6 +56,8 @@ pub struct Prepared {
     pub is_shaped: bool,
     /// The prompts, where they are sent as they are used: token ids among them are the prompt's own.
     pub sent_prompts: Vec<Prompt>,
+    /// Position of the first row of expert routing that lego asked for; `None`: it left that to the client.
+    pub routing_start: Option<u32>,
 }
 
 /// Members that change the distribution and that no client may set while lego decides sampling.
@@ -216,6 +218,7 @@ pub fn prepare(
         logprob_semantics,
         is_shaped,
         sent_prompts: Vec::new(),
+        routing_start: None,
     })
 }
 

@@ -67,12 +67,13 @@ impl RoutingError {
     }
 }
 
-/// The routing of one choice of a reply, whose prompt has these ids. Nothing sent or nothing wanted (no hint) is nothing, without a reason.
+/// The routing of one choice of a reply, whose prompt has these ids. `start`: the position of the first row that was
+/// asked for. Nothing sent or nothing wanted (no hint) is nothing, without a reason.
 #[must_use]
 pub fn captured(
     kind: UpstreamKind,
     hint: Option<RoutingHint>,
-    request: &Request,
+    start: u64,
     prompt: Option<&[u32]>,
     choice: &Choice,
 ) -> CapturedRouting {
@@ -82,7 +83,7 @@ pub fn captured(
     let (Some(prompt), Some(completion)) = (prompt, &choice.token_ids) else {
         return CapturedRouting { routing: None, reason: Some("routing_without_ids") };
     };
-    let start = choice.routing_start.unwrap_or_else(|| first_row(kind, request));
+    let start = choice.routing_start.unwrap_or(start);
     let tokens = prompt.len() as u64 + completion.len() as u64;
     let decoded = match tokens.checked_sub(1).and_then(|rows| rows.checked_sub(start)) {
         Some(rows) => decode(kind, hint, text, start, rows),
@@ -151,8 +152,9 @@ pub fn encode(kind: UpstreamKind, routing: &Routing) -> String {
     STANDARD.encode([b"\x93NUMPY\x01\x00", &length[..], header.as_bytes(), routing.data()].concat())
 }
 
-/// Position of the first row that the client let the engine begin at; lego itself asks for all rows.
-fn first_row(kind: UpstreamKind, request: &Request) -> u64 {
+/// Position of the first row that the client let the engine begin at.
+#[must_use]
+pub fn first_row(kind: UpstreamKind, request: &Request) -> u64 {
     let name = match kind {
         UpstreamKind::Sglang => "routed_experts_start_len",
         _ => "routed_experts_prompt_start",

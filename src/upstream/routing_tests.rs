@@ -45,7 +45,7 @@ fn request(more: &str) -> Request {
 fn both_engines_tell_the_same_experts_of_the_same_prompt() {
     let told = |kind, name, hint| {
         let reply = fixture(name);
-        captured(kind, Some(hint), &request(""), reply.prompt_token_ids.as_deref(), &reply.choices[&0])
+        captured(kind, Some(hint), 0, reply.prompt_token_ids.as_deref(), &reply.choices[&0])
     };
     let vllm = told(UpstreamKind::Vllm, "vllm_chat_routed.json", RoutingHint::default());
     let sglang = told(UpstreamKind::Sglang, "sglang_chat.json", hint(None, Some(2)));
@@ -91,7 +91,7 @@ fn c16_a_start_that_the_client_asked_for_places_the_rows() {
         captured(
             UpstreamKind::Vllm,
             Some(RoutingHint::default()),
-            &request(more),
+            first_row(UpstreamKind::Vllm, &request(more)),
             reply.prompt_token_ids.as_deref(),
             &reply.choices[&0],
         )
@@ -109,26 +109,15 @@ fn c16_a_start_that_the_client_asked_for_places_the_rows() {
 fn a_routing_without_ids_or_in_another_form_says_why() {
     let mut reply = fixture("vllm_chat_routed.json");
     let told = |reply: &Reply, kind| {
-        captured(
-            kind,
-            Some(RoutingHint::default()),
-            &request(""),
-            reply.prompt_token_ids.as_deref(),
-            &reply.choices[&0],
-        )
+        captured(kind, Some(RoutingHint::default()), 0, reply.prompt_token_ids.as_deref(), &reply.choices[&0])
     };
     assert_eq!(told(&reply, UpstreamKind::Sglang).reason, Some("routing_rows_mismatch"));
     reply.choices.get_mut(&0).expect("choice").routed_experts = Some("no base64".into());
     assert_eq!(told(&reply, UpstreamKind::Vllm).reason, Some("routing_unreadable"));
     reply.prompt_token_ids = None;
     assert_eq!(told(&reply, UpstreamKind::Vllm).reason, Some("routing_without_ids"));
-    let unwanted = captured(
-        UpstreamKind::Vllm,
-        None,
-        &request(""),
-        reply.prompt_token_ids.as_deref(),
-        &reply.choices[&0],
-    );
+    let unwanted =
+        captured(UpstreamKind::Vllm, None, 0, reply.prompt_token_ids.as_deref(), &reply.choices[&0]);
     assert_eq!(unwanted, CapturedRouting::default());
     reply.choices.get_mut(&0).expect("choice").routed_experts = None;
     assert_eq!(told(&reply, UpstreamKind::Vllm), CapturedRouting::default());
@@ -203,7 +192,6 @@ fn what_is_put_together_is_told_in_the_engines_own_form() {
 
 #[test]
 fn where_a_reply_says_at_which_position_its_rows_begin_they_begin_there() {
-    let request = request("");
     for (start, is_taken) in [(None, false), (Some(3), true), (Some(2), false), (Some(9), false)] {
         let npy = file(1, &header("|u1", "(2, 1, 1)"), &[7, 8]);
         let choice = Choice {
@@ -213,7 +201,7 @@ fn where_a_reply_says_at_which_position_its_rows_begin_they_begin_there() {
             ..Choice::default()
         };
         let hint = Some(RoutingHint::default());
-        let found = captured(UpstreamKind::Vllm, hint, &request, Some(&[1, 2, 3]), &choice);
+        let found = captured(UpstreamKind::Vllm, hint, 0, Some(&[1, 2, 3]), &choice);
         let begins = found.routing.map(|routing| routing.shape().start);
         assert_eq!(
             begins,

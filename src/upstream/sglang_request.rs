@@ -175,6 +175,7 @@ pub fn of_completions(asking: Asking, request: &completions::Request, ids: Optio
         sampling_sent: sent,
         sent_prompts: prompts.clone(),
         is_shaped,
+        routing_start: None,
     }
 }
 
@@ -237,6 +238,7 @@ pub fn of_native(asking: Asking, request: &generate::Request) -> Result<Prepared
         sampling_sent: sent,
         sent_prompts: request.prompts.clone(),
         is_shaped,
+        routing_start: None,
     })
 }
 

@@ -29,11 +29,13 @@ pub const ROUTE: &str = "/../inference/v1/generate";
 pub struct TokenStreams {
     /// Its streams have the expert routing.
     pub routing: bool,
+    /// It leaves out the rows that it is asked to leave out (`routed_experts_prompt_start`).
+    pub start: bool,
 }
 
 impl TokenStreams {
     /// A server without it, or that lets nobody use it.
-    pub const MISSING: Self = Self { routing: false };
+    pub const MISSING: Self = Self { routing: false, start: false };
 
     /// What the reply to a probe shows; `None` if it says nothing (the server is busy, or refuses what it was asked).
     #[must_use]
@@ -58,19 +60,25 @@ impl TokenStreams {
         };
         let rows = PROBE.len() + choice.token_ids.as_ref().map_or(0, Vec::len) - 1;
         let text = choice.routed_experts.as_deref().filter(|_| choice.token_ids.is_some());
-        let hint = routing::RoutingHint::default();
-        let read = text.map(|text| routing::decode(UpstreamKind::Vllm, hint, text, 0, rows as u64));
-        Some(Self { routing: matches!(read, Some(Ok(_))) })
+        let has = |rows: usize| {
+            let hint = routing::RoutingHint::default();
+            text.is_some_and(|text| routing::decode(UpstreamKind::Vllm, hint, text, 0, rows as u64).is_ok())
+        };
+        let start = has(rows - PROBE_START);
+        Some(Self { routing: start || has(rows), start })
     }
 }
 
 /// A prompt that every vocabulary has.
 const PROBE: [u32; 3] = [1, 2, 3];
+/// Rows that it is asked to leave out.
+const PROBE_START: usize = 1;
 
-/// The body of the probe number `attempt`, a streamed call of one token.
+/// The body of the probe number `attempt`, a streamed call of one token. The second one asks for all rows, for servers
+/// that do not know how to leave some out.
 #[must_use]
 pub fn probe_body(model: &str, attempt: usize) -> Option<Bytes> {
-    let body = json!({
+    let mut body = json!({
         "model": model,
         "token_ids": PROBE,
         "sampling_params": {"max_tokens": 1, "temperature": 1.0, "logprobs": 0},
@@ -78,8 +86,16 @@ pub fn probe_body(model: &str, attempt: usize) -> Option<Bytes> {
         "stream_options": {"include_usage": true},
         "return_token_ids": true,
     });
-    (attempt == 0).then(|| body.to_string().into())
+    match attempt {
+        0 => body["sampling_params"][START] = PROBE_START.into(),
+        1 => {}
+        _ => return None,
+    }
+    Some(body.to_string().into())
 }
+
+/// Says at which position of the prompt the rows of the routing begin.
+pub const START: &str = "routed_experts_prompt_start";
 
 /// The data of a stream's events.
 pub fn events(stream: &[u8]) -> Vec<Bytes> {
@@ -128,9 +144,10 @@ pub fn is_expressible(plan: SamplingPlan, request: &Request) -> bool {
         && matches!(request.prompts.as_slice(), [Prompt::TokenIds(_)])
 }
 
-/// A completions request for which [`is_expressible`] holds, as a stream. `model`: the upstream's name for it.
+/// A completions request for which [`is_expressible`] holds, as a stream. `model`: the upstream's name for it. `start`:
+/// rows of the prompt's routing that are held already, which are not asked for.
 #[must_use]
-pub fn of_completions(asking: Asking, request: &Request, model: &str) -> Prepared {
+pub fn of_completions(asking: Asking, request: &Request, model: &str, start: Option<u32>) -> Prepared {
     let body = request.object();
     let own = |name: &str| body.raw(name).filter(|value| *value != b"null");
     let pinned = pins(asking.plan, "seed");
@@ -149,6 +166,9 @@ pub fn of_completions(asking: Asking, request: &Request, model: &str) -> Prepare
     sampling.member("max_tokens", own("max_tokens").unwrap_or(b"null"));
     if asking.wanted.logprobs {
         sampling.member("logprobs", b"0");
+    }
+    if let Some(start) = start {
+        sampling.member(START, start.to_string().as_bytes());
     }
     let sampling = sampling.finish();
     let mut out = Object::default();
@@ -175,6 +195,7 @@ pub fn of_completions(asking: Asking, request: &Request, model: &str) -> Prepare
         sampling_sent,
         is_shaped: false,
         sent_prompts: request.prompts.clone(),
+        routing_start: start,
     }
 }
 

@@ -12,7 +12,7 @@ fn request(more: Value) -> Request {
 
 fn sent(plan: SamplingPlan, more: Value) -> (Value, Prepared) {
     let asking = Asking { wanted: Wanted { token_ids: true, logprobs: true }, routing: true, plan };
-    let prepared = of_completions(asking, &request(more), "served");
+    let prepared = of_completions(asking, &request(more), "served", None);
     (serde_json::from_slice(&prepared.body).expect("JSON"), prepared)
 }
 
@@ -41,6 +41,15 @@ fn law_12_all_of_the_sampling_is_told_and_nothing_else_of_the_clients() {
 fn all_that_there_is_room_for_is_said_and_not_left_out() {
     let (body, _) = sent(PINNED, json!({}));
     assert_eq!(body["sampling_params"].get("max_tokens"), Some(&Value::Null));
+}
+
+#[test]
+fn rows_that_are_held_are_not_asked_for() {
+    let wanted = Wanted { token_ids: true, logprobs: true };
+    let asking = Asking { wanted, routing: true, plan: PINNED };
+    let prepared = of_completions(asking, &request(json!({})), "served", Some(1));
+    let body: Value = serde_json::from_slice(&prepared.body).expect("JSON");
+    assert_eq!((&body["sampling_params"][START], prepared.routing_start), (&json!(1), Some(1)));
 }
 
 #[test]
@@ -109,9 +118,11 @@ fn stream(rows: Option<u32>) -> String {
 #[test]
 fn a_stream_with_rows_for_all_tokens_but_the_last_is_the_proof() {
     let seen = |status, body: &str| TokenStreams::from_reply(status, body.as_bytes());
-    let (has, lacks) = (Some(TokenStreams { routing: true }), Some(TokenStreams::MISSING));
+    let (has, lacks) = (Some(TokenStreams { routing: true, start: false }), Some(TokenStreams::MISSING));
     assert_eq!(seen(200, &stream(Some(3))), has);
-    for rows in [None, Some(2), Some(4)] {
+    // One that it was asked to leave out.
+    assert_eq!(seen(200, &stream(Some(2))), Some(TokenStreams { routing: true, start: true }));
+    for rows in [None, Some(1), Some(4)] {
         assert_eq!(seen(200, &stream(rows)), lacks, "{rows:?}");
     }
     // It is not there, or forbidden without `--enable-scale-out`; a gateway that answers everything.
@@ -135,5 +146,8 @@ fn the_probe_is_one_streamed_token() {
     let body: Value = serde_json::from_slice(&probe_body("m\"", 0).expect("a body")).expect("JSON");
     assert_eq!((&body["model"], &body["stream"]), (&json!("m\""), &json!(true)));
     assert_eq!(body["sampling_params"]["max_tokens"], 1);
-    assert_eq!(probe_body("m", 1), None);
+    assert_eq!(body["sampling_params"][START], 1);
+    let second: Value = serde_json::from_slice(&probe_body("m", 1).expect("a body")).expect("JSON");
+    assert_eq!(second["sampling_params"].get(START), None);
+    assert_eq!(probe_body("m", 2), None);
 }

@@ -64,6 +64,15 @@ impl Call {
         }
     }
 
+    /// Rows of the prompt's routing that need not be asked for: those that the call that it extends has, and those
+    /// before it in their lineage.
+    fn rows_held(&self, rendered: &Rendered) -> Option<u32> {
+        let may_leave_out = self.route.upstream.known_streams().is_some_and(|streams| streams.start);
+        let held = self.session.rows.of_lineage(rendered.parent().filter(|_| may_leave_out)?)?;
+        // The engine refuses a start behind the prompt.
+        (held as usize).lt(&rendered.prompt.len()).then_some(held)
+    }
+
     /// True if there is no such endpoint after all, as the reply says: completions are asked instead.
     pub(super) fn lacks_streams(
         &self,
@@ -96,7 +105,7 @@ impl Call {
         let mut prepared = if self.route.upstream.kind() == UpstreamKind::Sglang {
             sglang_request::of_completions(asking, &request, None)
         } else if face.upstream_api == ClientApi::VllmGenerate {
-            vllm_generate::of_completions(asking, &request, self.upstream_model())
+            vllm_generate::of_completions(asking, &request, self.upstream_model(), self.rows_held(rendered))
         } else {
             let approach = Approach { capabilities, routing, usage: true, relay: self.inner.options.relay };
             dialect::prepare(approach, wanted, self.plan, &chat::Request::from_completions(&request), model)?

@@ -204,7 +204,7 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, body: Bytes) -> Res
             "/v1/chat/completions" => axum::Json(routed::chat_probe()).into_response(),
             "/generate" => axum::Json(generate(&[9], &says, &json!([8, 8]), false, has_experts)[0].clone())
                 .into_response(),
-            _ => stream(&shared, tokens_out(&[9], &says, &body[key], streams), &says),
+            _ => stream(&shared, tokens_out(&[9], &says, &body, streams), &says),
         };
     }
     let is_known = match path.as_str() {
@@ -240,7 +240,7 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, body: Bytes) -> Res
             let tells = has_experts && body["return_routed_experts"] == true;
             generate(&ids, &says, &prompt, is_stream, tells)
         }
-        () if is_generate => tokens_out(&ids, &says, &prompt, streams),
+        () if is_generate => tokens_out(&ids, &says, &body, streams),
         () => completions(&ids, &says, &prompt, is_stream, has_experts),
     };
     if !is_stream {
@@ -288,21 +288,41 @@ fn stream(shared: &Arc<Shared>, events: Vec<Value>, says: &Says) -> Response {
     ([("content-type", "text/event-stream")], body).into_response()
 }
 
+/// How an engine tells the routing: from which row on.
+enum Form {
+    None,
+    Npy(usize),
+    Raw,
+}
+
 /// What the last event says of the routing.
-fn rows(ids: &[u32], says: &Says, prompt: &Value, tells: bool, is_raw: bool) -> Value {
-    if !(tells && says.tells_rows) {
+fn rows(ids: &[u32], says: &Says, prompt: &Value, form: Form) -> Value {
+    let (is_raw, start) = match form {
+        Form::Npy(start) => (false, start),
+        Form::Raw => (true, 0),
+        Form::None => return Value::Null,
+    };
+    if !says.tells_rows {
         return Value::Null;
     }
     let version: Version = says.version.and_then(|version| version.parse().ok()).unwrap_or(0);
     let prompt: Vec<u32> = serde_json::from_value(prompt.clone()).expect("ids");
     let all = [prompt.as_slice(), ids].concat();
     let count = all.len() - 1 - usize::from(says.spoils_rows);
-    let rows: Vec<[u8; 4]> = (0..count).map(|at| routed::row(version, at, all[at])).collect();
+    let rows: Vec<[u8; 4]> = (start..count).map(|at| routed::row(version, at, all[at])).collect();
     if is_raw { routed::raw(&rows).into() } else { routed::npy(&rows).into() }
 }
 
 /// As vLLM's token endpoint tells a stream.
-fn tokens_out(ids: &[u32], says: &Says, prompt: &Value, streams: Streams) -> Vec<Value> {
+fn tokens_out(ids: &[u32], says: &Says, asked: &Value, streams: Streams) -> Vec<Value> {
+    let prompt = &asked["token_ids"];
+    let start = asked["sampling_params"]["routed_experts_prompt_start"].as_u64().unwrap_or(0) as usize;
+    let form = match streams {
+        Streams::Unrouted => Form::None,
+        // It does not know the parameter.
+        Streams::Older => Form::Npy(0),
+        _ => Form::Npy(start),
+    };
     let told = if says.misreads { json!([1]) } else { prompt.clone() };
     let is_older = streams == Streams::Older;
     let ends = matches!(says.ends, Ends::Well | Ends::Aborted(_));
@@ -341,7 +361,7 @@ fn tokens_out(ids: &[u32], says: &Says, prompt: &Value, streams: Streams) -> Vec
     }
     if let Some(last) = events.last_mut().filter(|_| ends && !(is_aborted && is_older)) {
         last["choices"][0]["finish_reason"] = says.finish_reason.into();
-        last["choices"][0]["routed_experts"] = rows(ids, says, prompt, streams != Streams::Unrouted, false);
+        last["choices"][0]["routed_experts"] = rows(ids, says, prompt, form);
         if !is_older && let Some(version) = says.version {
             last["choices"][0]["weight_versions"] =
                 json!([{"version": version, "start": 0, "end": ids.len()}]);
@@ -370,7 +390,8 @@ fn completions(ids: &[u32], says: &Says, prompt: &Value, is_stream: bool, has_ex
             "index": 0, "text": "not what is read", "finish_reason": says.finish_reason, "token_ids": ids,
             "prompt_token_ids": told, "logprobs": logprobs(ids), "weight_versions": versions,
         });
-        choice["routed_experts"] = rows(ids, says, prompt, has_experts, false);
+        choice["routed_experts"] =
+            rows(ids, says, prompt, if has_experts { Form::Npy(0) } else { Form::None });
         return vec![
             json!({"id": "c", "object": "text_completion", "model": "toy", "choices": [choice], "usage": usage}),
         ];
@@ -414,7 +435,7 @@ fn generate(ids: &[u32], says: &Says, prompt: &Value, is_stream: bool, tells: bo
             "completion_tokens": count, "weight_version": says.version, "output_token_logprobs": logprobs,
         }});
         if is_last && tells {
-            event["meta_info"]["routed_experts"] = rows(ids, says, prompt, true, true);
+            event["meta_info"]["routed_experts"] = rows(ids, says, prompt, Form::Raw);
         }
         event
     };

@@ -96,6 +96,37 @@ async fn rows_that_a_part_did_not_tell_are_nobodys() {
 }
 
 #[tokio::test]
+async fn parts_of_a_later_turn_have_the_rows_that_are_not_held_yet() {
+    for (tells, from) in
+        [([true; 3], None), ([false, true, true], Some(ENDS[0])), ([true, false, true], Some(ENDS[1]))]
+    {
+        let world = world_of(vllm(Streams::Newer)).await;
+        world.engine.will_say("hi");
+        let (said, _) = message(&world.ask(&question()).await, true);
+        parts(tells, false).into_iter().for_each(|part| world.engine.will_say(part));
+        let mut next = question();
+        let more = [said, json!({"role": "user", "content": "more"})];
+        next["messages"].as_array_mut().expect("list").extend(more);
+        world.ask(&next).await;
+        // The next turn goes on from rows that are all there, or asks for all of them.
+        world.engine.will_say("bye");
+        let more = [json!({"role": "assistant", "content": TEXT}), json!({"role": "user", "content": "and"})];
+        next["messages"].as_array_mut().expect("list").extend(more);
+        world.ask(&next).await;
+        let calls = world.calls().await;
+        let starts: Vec<u32> =
+            calls.iter().map(|call| call.routing.as_ref().expect("routing").shape().start).collect();
+        let held = u32::try_from(super::all_ids(&calls[0]).len() - 1).expect("small");
+        let prompt = calls[1].prompt_token_ids.as_ref().expect("ids").len();
+        let start = from.map_or(held, |lost| u32::try_from(prompt + lost - 1).expect("small"));
+        assert_eq!(versions(&calls[1]), expected(prompt, start as usize), "{tells:?}");
+        let all = u32::try_from(super::all_ids(&calls[1]).len() - 1).expect("small");
+        assert_eq!(starts, [0, start, if from.is_none() { all } else { 0 }], "{tells:?}");
+        assert!(versions(&calls[2]).iter().all(|version| *version == 7));
+    }
+}
+
+#[tokio::test]
 async fn a_part_whose_rows_cannot_be_read_speaks_against_the_whole() {
     for server in [vllm(Streams::Newer), SGLANG] {
         for spoiled in 0..3 {

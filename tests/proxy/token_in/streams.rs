@@ -1,7 +1,9 @@
 //! vLLM's endpoint for tokens: streams with expert routing, live.
 
+use lego::config::Samples;
 use lego::proxy::{ProxyOptions, SessionSampling, SessionSpec};
 use lego::record::{Call, CallStatus, ClientApi, IdsSource, UpstreamKind};
+use lego::trajectory::{lineages, samples};
 use lego::upstream::Upstream;
 use lego::upstream::routing::RoutingHint;
 use serde_json::{Value, json};
@@ -123,10 +125,22 @@ async fn a_stream_with_routing_is_live_and_all_that_it_said_is_recorded() {
                 let source = if streams == Streams::Newer { IdsSource::Engine } else { IdsSource::SentByUs };
                 assert_eq!(call.prompt_ids_source, source);
                 assert!(versions(call).iter().all(|version| *version == 7));
-                assert_eq!(call.routing.as_ref().expect("routing").shape().start, 0);
             }
             is_exact(&calls[0], &ids);
             assert_eq!(calls[1].parent_call_id, Some(calls[0].call_id));
+            // Of the second turn the rows that are held are not asked for, where the server leaves them out.
+            let held = u32::try_from(super::all_ids(&calls[0]).len() - 1).expect("small");
+            let start = if streams == Streams::Newer { held } else { 0 };
+            let starts = calls.iter().map(|call| call.routing.as_ref().expect("routing").shape().start);
+            assert_eq!(starts.collect::<Vec<_>>(), [0, start]);
+            let asked_from =
+                |at: usize| asked[at].1["sampling_params"]["routed_experts_prompt_start"].as_u64();
+            let sent = (streams == Streams::Newer).then_some(u64::from(held));
+            assert_eq!((asked_from(0), asked_from(1)), (None, sent));
+            let built = samples(&lineages(&calls), None, &Samples::default());
+            let experts = built.samples[0].routed_experts.clone().expect("routing");
+            assert_eq!((built.samples.len(), built.differing_rows), (1, 0));
+            assert!(experts.into_whole().is_some(), "no row lacks");
         }
     }
 }

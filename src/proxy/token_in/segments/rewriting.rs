@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::rows::{Joined, Rows};
 use crate::protocol::sse::Event;
 use crate::record::ClientApi;
+use crate::upstream::vllm_generate;
 
 /// What became of an event.
 pub(super) enum Segment {
@@ -61,7 +62,7 @@ impl Wording {
     /// What says at which position the routing begins.
     const fn routing_start(self) -> &'static str {
         match self {
-            Self::Completions | Self::Tokens => "routed_experts_prompt_start",
+            Self::Completions | Self::Tokens => vllm_generate::START,
             Self::Native => "routed_experts_start_len",
         }
     }
@@ -124,6 +125,8 @@ impl Rewriting {
             _ => true,
         };
         let is_one = sampling["n"].as_u64().is_none_or(|n| n == 1);
+        let start = sampling[vllm_generate::START].as_u64().and_then(|start| usize::try_from(start).ok());
+        let rows = rows.from(start.unwrap_or(0));
         let may_go_on = !has_stop && is_one && sampling["stop_regex"].is_null();
         (request["stream"] == true && may_go_on).then(|| Self {
             request,

@@ -21,6 +21,8 @@ pub(super) struct Rows {
     hint: Option<RoutingHint>,
     /// Ids of the call's prompt.
     prompt: usize,
+    /// Position of the first row that was asked for.
+    start: usize,
     told: Vec<Told>,
     /// What could not be read.
     broken: Option<String>,
@@ -44,7 +46,12 @@ pub(super) struct Joined {
 
 impl Rows {
     pub(super) const fn new(kind: UpstreamKind, hint: Option<RoutingHint>, prompt: usize) -> Self {
-        Self { kind, hint, prompt, told: Vec::new(), broken: None }
+        Self { kind, hint, prompt, start: 0, told: Vec::new(), broken: None }
+    }
+
+    /// The same, whose rows were asked for from this position on.
+    pub(super) fn from(self, start: usize) -> Self {
+        Self { start, ..self }
     }
 
     /// Takes what a segment told at its end. `begun`, `sampled`: ids that were sampled before it, and with it.
@@ -56,7 +63,8 @@ impl Rows {
         // The last token is read by no forward pass of this segment.
         let end = (self.prompt + sampled).saturating_sub(1);
         let from = if begun == 0 { 0 } else { (self.prompt + begun).saturating_sub(1) };
-        match routing::decode(self.kind, hint, &text, 0, end as u64) {
+        let rows = end.saturating_sub(self.start) as u64;
+        match routing::decode(self.kind, hint, &text, self.start as u64, rows) {
             Ok(routing) => {
                 let (from, end) = (Position::new(from), Position::new(end));
                 self.told.push(Told { routing, from, end });
@@ -90,7 +98,7 @@ impl Rows {
         let start = run.as_ref().map_or(last, |run| run.shape().start as usize);
         if self.hint.is_some() && (run.is_some() || !self.told.is_empty()) {
             count("resumed_otherwise", others);
-            count("resumed_lost", start as u64);
+            count("resumed_lost", start.saturating_sub(self.start) as u64);
         }
         run.map(|run| Joined { text: routing::encode(self.kind, &run), start }).or_else(broken)
     }

@@ -301,4 +301,45 @@ mod tests {
         let last = &mut [call(&[100 + MAX_CONTEXTS as u32, 2], &[4], by_id)];
         assert_eq!(stored(&held, last)[0].0, 2, "remembered");
     }
+
+    #[test]
+    fn rows_of_a_lineage_are_held_as_far_as_none_lacks_and_once_they_are_durable() {
+        let held = HeldRows::default();
+        let counts = RowCounts::default();
+        let first = call(&[1, 2], &[3, 4], |_, id| id);
+        let extends = |parent: &Call, start: u32| {
+            let mut next = call(&[1, 2, 3, 4, 9], &[5], |_, id| id);
+            next.parent_call_id = Some(parent.call_id);
+            let routing = next.routing.take().expect("rows").without_first(start, parent.choice());
+            next.routing = Some(routing.based_on(None));
+            next
+        };
+        let fresh = held.shorten(&mut [first.clone()], &counts);
+        assert_eq!(held.of_lineage(first.call_id), None, "it is not durable yet");
+        held.hold(fresh);
+        assert_eq!(held.of_lineage(first.call_id), Some(3));
+        let (whole, gap) = (extends(&first, 3), extends(&first, 4));
+        held.hold(held.shorten(&mut [whole.clone(), gap.clone()], &counts));
+        assert_eq!((held.of_lineage(whole.call_id), held.of_lineage(gap.call_id)), (Some(5), None));
+        let behind_the_gap = extends(&gap, 4);
+        held.hold(held.shorten(&mut [behind_the_gap.clone()], &counts));
+        assert_eq!(held.of_lineage(behind_the_gap.call_id), None);
+        let mut other_choice = call(&[1, 2], &[3, 4], |_, id| id);
+        other_choice.choice_index = 1;
+        held.hold(held.shorten(&mut [other_choice.clone()], &counts));
+        assert_eq!(held.of_lineage(other_choice.call_id), None, "nothing extends it");
+    }
+
+    #[test]
+    fn a_stream_that_was_asked_for_its_rows_and_has_none_is_counted() {
+        let mut told = call(&[1, 2], &[3, 4], |_, id| id);
+        told.upstream_api = ClientApi::VllmGenerate;
+        assert_eq!(not_told(&told), 0);
+        told.routing = None;
+        assert_eq!(not_told(&told), 3);
+        told.not_trainable_reasons = vec!["routing_rows_mismatch".to_owned()];
+        assert_eq!(not_told(&told), 0, "it says so by itself");
+        (told.not_trainable_reasons, told.status) = (Vec::new(), CallStatus::Truncated);
+        assert_eq!(not_told(&told), 0);
+    }
 }

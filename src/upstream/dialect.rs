@@ -11,7 +11,7 @@
 //!
 //! All are asked for `logprobs`. A server that refuses what is added is asked again without
 //! ([`after_refusal`](super::after_refusal)). Expert routing comes in whole
-//! replies only: vLLM sends it when its server was started so, SGLang when asked (`return_routed_experts`).
+//! replies only, but for [`vllm_generate`](super::vllm_generate): vLLM sends it when its server was started so, SGLang when asked (`return_routed_experts`).
 //! [`Capabilities`] says which release it is; what a reply lacks all the same, its verdict says.
 
 use bytes::Bytes;

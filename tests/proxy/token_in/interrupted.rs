@@ -10,7 +10,7 @@ use super::{chat, message, world};
 use crate::setup::{broken, post};
 
 /// Versions and their ends.
-fn spans(call: &Call) -> Vec<(String, u32)> {
+pub fn spans(call: &Call) -> Vec<(String, u32)> {
     call.weight_spans.iter().flatten().map(|span| (span.version.clone(), span.end)).collect()
 }
 

@@ -4,7 +4,7 @@ use lego::record::Call;
 use serde_json::json;
 
 use super::engine::{Ends, Says, Server, Streams, tokenizer};
-use super::interrupted::gate;
+use super::interrupted::{gate, spans};
 use super::streams::{question, until, versions, vllm, world_of};
 use super::{World, message};
 use crate::setup::post;
@@ -70,6 +70,9 @@ async fn each_row_is_that_of_the_part_that_read_its_position_first() {
             assert!(call.trainable, "{:?}", call.not_trainable_reasons);
             let prompt = call.prompt_token_ids.as_ref().expect("ids").len();
             assert_eq!(versions(&call), expected(prompt, 0));
+            let told = spans(&call).into_iter().map(|(version, end)| (version, end as usize));
+            let expected = [("7", ENDS[0]), ("8", ENDS[1]), ("9", ids().len())];
+            assert_eq!(told.collect::<Vec<_>>(), expected.map(|(version, end)| (version.to_owned(), end)));
         }
     }
 }
@@ -81,6 +84,7 @@ async fn rows_that_a_part_did_not_tell_are_nobodys() {
     {
         for tells in [[false, true, true], [true, false, true], [false, false, true]] {
             let call = reply(world_of(server).await, parts(tells, is_incremental)).await;
+            assert!(call.trainable, "{:?}", call.not_trainable_reasons);
             let prompt = call.prompt_token_ids.as_ref().expect("ids").len();
             // Behind the tokens of the last part that did not tell, of which an older vLLM never hears.
             let is_older = server.streams == Streams::Older;

@@ -2,7 +2,7 @@
 
 use lego::config::Samples;
 use lego::proxy::{ProxyOptions, SessionSampling, SessionSpec};
-use lego::record::{Call, CallStatus, ClientApi, IdsSource, UpstreamKind};
+use lego::record::{Call, CallKind, CallStatus, ClientApi, IdsSource, UpstreamKind};
 use lego::trajectory::{lineages, samples};
 use lego::upstream::Upstream;
 use lego::upstream::routing::RoutingHint;
@@ -169,6 +169,21 @@ async fn without_such_streams_the_reply_is_asked_for_whole_and_has_its_routing()
             assert_eq!(versions(call).first(), Some(&7));
         }
     }
+}
+
+#[tokio::test]
+async fn the_probe_is_recorded_with_what_it_sampled() {
+    let world = world_of(vllm(Streams::Newer)).await;
+    world.engine.will_say(TEXT);
+    world.ask(&question()).await;
+    let records = world.setup.sink.calls(3).await;
+    let probe =
+        records.iter().find(|call| call.upstream_api == ClientApi::VllmGenerate).expect("first of the two");
+    assert_eq!((probe.kind, probe.status, probe.client_stream), (CallKind::Probe, CallStatus::Ok, true));
+    assert_eq!(probe.prompt_token_ids.as_deref(), Some(&[1, 2, 3][..]));
+    assert_eq!((probe.completion_token_ids.as_deref(), probe.usage.is_some()), (Some(&[9][..]), true));
+    let response: Value = serde_json::from_str(probe.response.as_ref().expect("kept").get()).expect("JSON");
+    assert_eq!(response.as_array().map(Vec::len), Some(2), "its events");
 }
 
 #[tokio::test]

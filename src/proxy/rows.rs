@@ -102,6 +102,10 @@ impl HeldRows {
         for call in calls {
             counts.not_told.increment(not_told(call));
             let Some(context) = Context::of(call, &self.hasher) else {
+                let shape = call.routing.as_ref().map(|routing| routing.shape());
+                counts.stored.increment(shape.map_or(0, |shape| shape.rows.into()));
+                let before = shape.filter(|_| self.covered(call).is_some()).map_or(0, |shape| shape.start);
+                counts.dropped.increment(before.into());
                 continue;
             };
             let held = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);

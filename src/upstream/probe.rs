@@ -160,11 +160,14 @@ impl Upstream {
             body: &|attempt| vllm_generate::probe_body(model, attempt),
             read: &TokenStreams::from_reply,
             tell: &|found| {
-                tracing::info!(
-                    upstream = %self.name(),
-                    expert_routing = found.routing,
-                    "what streams of the upstream's POST /inference/v1/generate can give"
-                );
+                let what = match found.routing {
+                    true => "streams of the upstream's POST /inference/v1/generate have the expert routing",
+                    false => {
+                        "streams of the upstream's POST /inference/v1/generate have no expert routing, or it is not \
+                         served (vLLM 0.30 and later: start it with --enable-scale-out): replies are asked for whole"
+                    }
+                };
+                tracing::info!(upstream = %self.name(), leaves_out_rows = found.start, "{what}");
             },
         };
         self.find_out(self.streams_state(), question, stop).await

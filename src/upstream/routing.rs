@@ -60,10 +60,13 @@ impl RoutingError {
     /// The word in a record's reasons.
     #[must_use]
     pub const fn reason(&self) -> &'static str {
-        match self {
-            Self::Rows { .. } | Self::Start { .. } | Self::RawLength { .. } => "routing_rows_mismatch",
-            _ => "routing_unreadable",
-        }
+        if self.is_of_another_number() { "routing_rows_mismatch" } else { "routing_unreadable" }
+    }
+
+    /// True if there are not as many rows as there should be.
+    #[must_use]
+    pub const fn is_of_another_number(&self) -> bool {
+        matches!(self, Self::Rows { .. } | Self::Start { .. } | Self::RawLength { .. })
     }
 }
 

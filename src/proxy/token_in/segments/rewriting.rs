@@ -126,7 +126,7 @@ impl Rewriting {
         };
         let is_one = sampling["n"].as_u64().is_none_or(|n| n == 1);
         let start = sampling[vllm_generate::START].as_u64().and_then(|start| usize::try_from(start).ok());
-        let rows = rows.from(start.unwrap_or(0));
+        let rows = rows.starting_at(start.unwrap_or(0));
         let may_go_on = !has_stop && is_one && sampling["stop_regex"].is_null();
         (request["stream"] == true && may_go_on).then(|| Self {
             request,
@@ -233,7 +233,7 @@ impl Rewriting {
             self.tell(spans);
         }
         if choice["finish_reason"] == "abort" && !self.has_ended() {
-            self.rows.take(&routed, begun, self.sampled.len());
+            self.rows.take(&routed, begun, self.sampled.len(), true);
             choice["finish_reason"] = Value::Null;
             taken(choice, "weight_versions");
             return true;
@@ -241,7 +241,7 @@ impl Rewriting {
         let is_last = choice["finish_reason"].is_string();
         self.is_finished |= is_last;
         if self.is_later && is_last {
-            self.rows.take(&routed, begun, self.sampled.len());
+            self.rows.take(&routed, begun, self.sampled.len(), false);
             choice["weight_versions"] = self.told_of_all(clock);
             self.tell_rows(choice);
         }
@@ -298,7 +298,7 @@ impl Rewriting {
         let is_last = meta["finish_reason"].is_object();
         let routed = taken(meta, ROUTING);
         if is_last {
-            self.rows.take(&routed, begun, self.sampled.len());
+            self.rows.take(&routed, begun, self.sampled.len(), is_given_up);
         }
         taken(meta, "weight_version");
         taken(meta, "weight_versions");

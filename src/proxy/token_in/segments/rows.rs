@@ -6,7 +6,8 @@
 //!   counted, and never stands for them.
 //! - What is told are the rows up to the reply's last. Rows that a segment did not tell are nobody's, and neither are
 //!   those before them.
-//! - Routing that cannot be read is told as it came, so that the record says so.
+//! - Routing that cannot be read is told as it came, so that the record says so. A reply that the engine gave up may have
+//!   been read further than was told: rows of another number are then as if they were not there.
 
 use metrics::counter;
 use serde_json::Value;
@@ -50,12 +51,12 @@ impl Rows {
     }
 
     /// The same, whose rows were asked for from this position on.
-    pub(super) fn from(self, start: usize) -> Self {
+    pub(super) fn starting_at(self, start: usize) -> Self {
         Self { start, ..self }
     }
 
     /// Takes what a segment told at its end. `begun`, `sampled`: ids that were sampled before it, and with it.
-    pub(super) fn take(&mut self, told: &Value, begun: usize, sampled: usize) {
+    pub(super) fn take(&mut self, told: &Value, begun: usize, sampled: usize, is_given_up: bool) {
         let Some(hint) = self.hint.filter(|_| !told.is_null()) else {
             return;
         };
@@ -70,8 +71,10 @@ impl Rows {
                 self.told.push(Told { routing, from, end });
             }
             Err(error) => {
-                tracing::warn!(%error, "the expert routing of a part of a reply cannot be read");
-                self.broken.get_or_insert(text);
+                tracing::warn!(%error, is_given_up, "the expert routing of a part of a reply is not taken");
+                if !(is_given_up && error.is_of_another_number()) {
+                    self.broken.get_or_insert(text);
+                }
             }
         }
     }
@@ -96,7 +99,7 @@ impl Rows {
         }
         let run = experts.filter(|_| self.broken.is_none()).and_then(RoutedExperts::into_last_run);
         let start = run.as_ref().map_or(last, |run| run.shape().start as usize);
-        if self.hint.is_some() && (run.is_some() || !self.told.is_empty()) {
+        if !self.told.is_empty() {
             count("resumed_otherwise", others);
             count("resumed_lost", start.saturating_sub(self.start) as u64);
         }

@@ -191,6 +191,10 @@ pub(super) struct RowCounts {
 impl Default for RowCounts {
     fn default() -> Self {
         let of = |what: &'static str| counter!("lego_capture_routing_rows_total", "rows" => what);
+        // Those of the token-in relay, before they count.
+        for of_parts in ["resumed_otherwise", "resumed_lost"] {
+            of(of_parts).increment(0);
+        }
         Self {
             stored: of("stored"),
             not_told: of("not_told"),

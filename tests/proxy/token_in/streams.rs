@@ -12,6 +12,7 @@ use super::engine::{Ends, Engine, Says, Server, Streams, tokenizer};
 use super::interrupted::message_so_far;
 use super::{World, chat, message, renderer, routed};
 use crate::mock::{Mock, Script};
+use crate::rejoin::left;
 use crate::setup::{PATIENCE, Setup, broken, post, read, spec, text, timeouts};
 
 const TEXT: &str = "hello there, world";
@@ -26,6 +27,7 @@ async fn world_for(server: Server, spec: SessionSpec) -> World {
     let mut options = ProxyOptions::trainer("policy");
     options.renderer = Some(renderer());
     options.retries.most = 0;
+    options.retry_grace = 10 * PATIENCE;
     let kind = if server.is_sglang { UpstreamKind::Sglang } else { UpstreamKind::Vllm };
     let upstream = Upstream::http(&engine.url, kind, None, timeouts()).expect("upstream");
     let upstream = upstream.with_routing_hint(Some(RoutingHint { layers: Some(2), top_k: None }));
@@ -243,6 +245,27 @@ async fn a_stream_that_breaks_off_is_recorded_as_far_as_it_came() {
         assert_eq!(calls[0].completion_token_ids.as_deref(), Some(&ids[..3]));
         assert!(!calls[0].trainable && calls[0].routing.is_none());
     }
+}
+
+#[tokio::test]
+async fn a_client_that_comes_back_gets_the_stream_from_its_first_token() {
+    let world = world_of(vllm(Streams::Newer)).await;
+    let ids = tokenizer().encode(&format!("{TEXT}<|im_end|>")).expect("encodes");
+    world.engine.will_say(Says { holds_after: Some(2), ..Says::from(TEXT) });
+    let url = format!("http://{}/sessions/s1/v1/chat/completions", world.setup.address);
+    let mut reply = post(&url, &question()).await;
+    until(&mut reply, &tokenizer().decode(&ids[..2], false)).await;
+    drop(reply);
+    left(&world.setup, 1).await;
+    let again = post(&url, &question()).await;
+    world.engine.let_go_on();
+    let said = text(again).await;
+    assert_eq!(message(std::str::from_utf8(&said).expect("UTF-8"), true).0["content"], TEXT);
+    assert_eq!(world.engine.asked().len(), 1);
+    let calls = world.calls().await;
+    assert_eq!((calls.len(), calls[0].rejoined), (1, 1));
+    is_exact(&calls[0], &ids);
+    assert!(versions(&calls[0]).iter().all(|version| *version == 7));
 }
 
 #[tokio::test]

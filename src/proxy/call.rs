@@ -42,6 +42,7 @@ use crate::protocol::error::{ApiError, ErrorType};
 use crate::protocol::json;
 use crate::record::{CallId, CallKind, CallStatus, ClientApi};
 use crate::upstream::dialect::{self, Approach, Prepared, SamplingPlan, Wanted};
+use crate::upstream::vllm_generate;
 use crate::upstream::{self, Additions, Capabilities, UpstreamError, UpstreamReply};
 
 /// The answer of an upstream, on its way.
@@ -222,6 +223,7 @@ impl Call {
         } else {
             self.capabilities(&face).await
         };
+        self.stream_routing(&mut face, capabilities).await;
         let additions = self.begins_with(&face);
         let mut attempt = Attempt::first(additions);
         loop {
@@ -252,18 +254,19 @@ impl Call {
                     return Ok(self.answer_early(recorder, face, sending));
                 }
             };
-            let again = if self.lacks_tokens(&mut face, &mut first).await {
-                Some(Again::With(attempt.additions))
-            } else if self.lacks_responses(&face, &first) {
-                match self.in_chat(&mut face, &first) {
-                    Ok(additions) => Some(Again::With(additions)),
-                    Err(error) => {
-                        return Ok(whole::fail(recorder, &face, CallStatus::UpstreamError, &error).await);
+            let again =
+                if self.lacks_streams(&mut face, &first) || self.lacks_tokens(&mut face, &mut first).await {
+                    Some(Again::With(attempt.additions))
+                } else if self.lacks_responses(&face, &first) {
+                    match self.in_chat(&mut face, &first) {
+                        Ok(additions) => Some(Again::With(additions)),
+                        Err(error) => {
+                            return Ok(whole::fail(recorder, &face, CallStatus::UpstreamError, &error).await);
+                        }
                     }
-                }
-            } else {
-                self.again(&attempt, &mut face, &recorder, &mut first).await
-            };
+                } else {
+                    self.again(&attempt, &mut face, &recorder, &mut first).await
+                };
             // Without what was added the reply would have no ids to be read from.
             if matches!(&again, Some(Again::With(additions)) if *additions != Additions::All)
                 && self.rendered.is_some()
@@ -324,7 +327,7 @@ impl Call {
         capabilities: Capabilities,
     ) -> Result<Prepared, json::ScanError> {
         if let Some(rendered) = &self.rendered {
-            return self.prepared_with_tokens(rendered, capabilities);
+            return self.prepared_with_tokens(rendered, face, capabilities);
         }
         if face.upstream_api == ClientApi::SglangGenerate {
             return self.prepared_natively(face, capabilities);
@@ -407,6 +410,7 @@ impl Call {
                 ClientApi::AnthropicMessages => "/messages",
                 ClientApi::OpenaiResponses => "/responses",
                 ClientApi::SglangGenerate => upstream::NATIVE_ROUTE,
+                ClientApi::VllmGenerate => vllm_generate::ROUTE,
                 _ => "/chat/completions",
             };
             if route.is_policy() {
@@ -432,7 +436,7 @@ impl Call {
                 version_at_start: version,
                 interrupts,
             };
-            Ok(segments::joined(asking, reply, api == ClientApi::SglangGenerate))
+            Ok(segments::joined(asking, reply, api))
         })
     }
 }

@@ -196,13 +196,11 @@ pub(super) fn as_configured(inner: &Inner, mut chat: Bytes) -> Result<Bytes, Api
 }
 
 impl Face {
-    /// The upstream is asked with tokens. `is_native`: by SGLang's own endpoint.
-    pub(super) fn ask_with_tokens(&mut self, rendered: &Arc<Rendered>, is_native: bool) {
+    /// The upstream is asked with tokens, in this protocol.
+    pub(super) fn ask_with_tokens(&mut self, rendered: &Arc<Rendered>, upstream_api: ClientApi) {
+        let is_native = upstream_api == ClientApi::SglangGenerate;
         self.writer = Some(rendered.writer(self.writer.take(), is_native));
-        self.upstream_api = match is_native {
-            true => ClientApi::SglangGenerate,
-            false => ClientApi::OpenaiCompletions,
-        };
+        self.upstream_api = upstream_api;
     }
 
     /// The upstream is spoken to in the client's protocol after all.

@@ -3,12 +3,15 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
+
 use super::Inner;
 use super::received::Received;
 use super::session::Session;
 use crate::record::{
     Call, CallId, CallKind, CallStatus, ClientApi, IdsSource, JsonText, Parties, UpstreamKind, Usage,
 };
+use crate::upstream::vllm_generate::{self, TokenStreams};
 use crate::upstream::{Capabilities, Native, ProbeExchange, Upstream};
 
 /// Finds out what an upstream can give, and stores what it was asked. Ends early with the proxy.
@@ -35,6 +38,18 @@ pub(super) async fn run_native(
     native
 }
 
+/// The same of the streams of vLLM's token endpoint.
+pub(super) async fn run_streams(
+    inner: Arc<Inner>,
+    upstream: Arc<Upstream>,
+    session: Arc<Session>,
+    model: String,
+) -> TokenStreams {
+    let (streams, probes) = upstream.streams(&model, inner.abort.cancelled()).await;
+    record(&inner, (upstream.kind(), ClientApi::VllmGenerate), &session, &model, probes).await;
+    streams
+}
+
 /// Stores the probes in the session of the call that needed them. They are lego's own: a trainer does not get them.
 async fn record(
     inner: &Arc<Inner>,
@@ -59,11 +74,15 @@ fn call(
     probe: ProbeExchange,
 ) -> Call {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let raw = |bytes: &bytes::Bytes| JsonText::of_bytes(bytes).ok();
+    let raw = |bytes: &Bytes| JsonText::of_bytes(bytes).ok();
     // Its tokens were sampled like any others, and are accounted for.
     let mut reply = Received::new(api, 1);
-    if let Err(error) = reply.body(&probe.reply) {
-        tracing::debug!(%error, "the reply to a probe is none of its protocol");
+    let is_stream = api == ClientApi::VllmGenerate;
+    let parts = if is_stream { vllm_generate::events(&probe.reply) } else { vec![probe.reply.clone()] };
+    for part in &parts {
+        if let Err(error) = reply.body(part) {
+            tracing::debug!(%error, "the reply to a probe is none of its protocol");
+        }
     }
     let mut reply = reply.into_reply();
     let prompt_token_ids = reply.prompt_ids_of(0, 1).map(<[u32]>::to_vec);
@@ -78,7 +97,8 @@ fn call(
         model_requested: model.to_owned(),
         model_served: reply.model,
         upstream_request: raw(&probe.request),
-        response: raw(&probe.reply),
+        response: if is_stream { raw(&list(&parts)) } else { raw(&probe.reply) },
+        client_stream: is_stream,
         prompt_ids_source: source(prompt_token_ids.is_some()),
         prompt_token_ids,
         completion_ids_source: source(choice.token_ids.is_some()),
@@ -97,4 +117,10 @@ fn call(
         not_trainable_reasons: vec!["kind_probe".to_owned()],
         ..Call::unanswered(CallId::now(), session_id, CallKind::Probe, parties, received_at)
     }
+}
+
+/// The array of a stream's events.
+fn list(events: &[Bytes]) -> Bytes {
+    let events: Vec<&[u8]> = events.iter().map(Bytes::as_ref).collect();
+    [b"[", events.join(&b","[..]).as_slice(), b"]"].concat().into()
 }

@@ -4,20 +4,26 @@
 //! Invariants:
 //! - A row is left out only where ids and experts of it and of all rows before it are those of the call that is named,
 //!   which is durable by then. Experts that an engine chose otherwise when it read the same ids again are stored.
-//! - Calls that the trainer gets in memory have all their rows.
+//! - Calls that the trainer gets in memory have all the rows that they came with.
+//! - Rows that were not asked for, since the calls of the lineage have them, are in no call's record twice: a call's first
+//!   row is then the one behind the last one of the call that it extends.
 
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use metrics::{Counter, counter};
 
-use crate::record::{Call, ChoiceId, IdsSource, RoutingShape};
+use crate::record::{Call, CallId, CallStatus, ChoiceId, ClientApi, IdsSource, RoutingShape};
 
 /// Contexts of a session that are remembered: those of its agent, of sub-agents, of branches.
 const MAX_CONTEXTS: usize = 8;
 /// Rows that all sessions remember together, 12 bytes each. Calls of contexts beyond them are stored whole.
 const MAX_ROWS: usize = 8 << 20;
+
+/// Calls of a session of which it is remembered how far their rows go.
+const MAX_CALLS: usize = 4096;
 
 /// Rows that are remembered, of all sessions.
 static REMEMBERED: AtomicUsize = AtomicUsize::new(0);
@@ -28,11 +34,20 @@ pub(super) struct HeldRows {
     /// Hashes that nobody outside can foresee.
     hasher: RandomState,
     contexts: Mutex<Vec<Context>>,
+    /// Of calls from whose lineage no row lacks: how many positions have theirs, up to the call's own last row.
+    lineages: Mutex<HashMap<CallId, u32>>,
+}
+
+/// What the store will have of some calls.
+#[derive(Debug, Default)]
+pub(super) struct Fresh {
+    contexts: Vec<Context>,
+    lineages: Vec<(CallId, u32)>,
 }
 
 /// The rows of one context.
 #[derive(Debug)]
-pub(super) struct Context {
+struct Context {
     base: ChoiceId,
     /// With `start` and `rows` 0.
     shape: RoutingShape,
@@ -81,10 +96,16 @@ impl Drop for Context {
 impl HeldRows {
     /// Leaves out of each call what the store has, or what a call before it in the list has, and gives what the store
     /// will have once they are durable.
-    pub(super) fn shorten(&self, calls: &mut [Call], counts: &RowCounts) -> Vec<Context> {
+    pub(super) fn shorten(&self, calls: &mut [Call], counts: &RowCounts) -> Fresh {
         let mut fresh: Vec<Context> = Vec::new();
+        let lineages = calls.iter().filter_map(|call| Some((call.call_id, self.covered(call)?))).collect();
         for call in calls {
+            counts.not_told.increment(not_told(call));
             let Some(context) = Context::of(call, &self.hasher) else {
+                let shape = call.routing.as_ref().map(|routing| routing.shape());
+                counts.stored.increment(shape.map_or(0, |shape| shape.rows.into()));
+                let before = shape.filter(|_| self.covered(call).is_some()).map_or(0, |shape| shape.start);
+                counts.dropped.increment(before.into());
                 continue;
             };
             let held = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -103,11 +124,31 @@ impl HeldRows {
             }
             fresh.push(context);
         }
-        fresh
+        Fresh { contexts: fresh, lineages }
+    }
+
+    /// How many positions have their rows in this call and those that it extends; `None`: some lack.
+    fn covered(&self, call: &Call) -> Option<u32> {
+        let shape = call.routing.as_ref().filter(|_| call.choice_index == 0)?.shape();
+        let before = if shape.start == 0 { 0 } else { self.of_lineage(call.parent_call_id?)? };
+        (shape.start == before).then_some(shape.start + shape.rows)
+    }
+
+    /// How many positions have their rows in a call that is durable, and in those that it extends.
+    pub(super) fn of_lineage(&self, call_id: CallId) -> Option<u32> {
+        self.lineages.lock().unwrap_or_else(PoisonError::into_inner).get(&call_id).copied()
     }
 
     /// Remembers what became durable.
-    pub(super) fn hold(&self, contexts: Vec<Context>) {
+    pub(super) fn hold(&self, Fresh { contexts, lineages }: Fresh) {
+        {
+            let mut known = self.lineages.lock().unwrap_or_else(PoisonError::into_inner);
+            if known.len() >= MAX_CALLS {
+                // They are asked for again.
+                known.clear();
+            }
+            known.extend(lineages);
+        }
         let mut held = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         for mut context in contexts {
             // What it goes on from is in it.
@@ -126,9 +167,23 @@ impl HeldRows {
     }
 }
 
+/// Rows of a reply that was asked for as a stream since those have the routing, and had none.
+fn not_told(call: &Call) -> u64 {
+    let is_whole = call.upstream_api == ClientApi::VllmGenerate && call.status == CallStatus::Ok;
+    let is_refused = || call.not_trainable_reasons.iter().any(|reason| reason.starts_with("routing_"));
+    if !is_whole || call.routing.is_some() || is_refused() {
+        return 0;
+    }
+    let tokens = |ids: &Option<Vec<u32>>| ids.as_ref().map_or(0, Vec::len) as u64;
+    let rows = (tokens(&call.prompt_token_ids) + tokens(&call.completion_token_ids)).saturating_sub(1);
+    tracing::warn!(call_id = %call.call_id, rows, "the upstream told no expert routing of a reply, as it did before");
+    rows
+}
+
 /// Rows of records, counted.
 pub(super) struct RowCounts {
     stored: Counter,
+    not_told: Counter,
     dropped: Counter,
     rerouted: Counter,
 }
@@ -136,7 +191,16 @@ pub(super) struct RowCounts {
 impl Default for RowCounts {
     fn default() -> Self {
         let of = |what: &'static str| counter!("lego_capture_routing_rows_total", "rows" => what);
-        Self { stored: of("stored"), dropped: of("held_already"), rerouted: of("routed_otherwise") }
+        // Those of the token-in relay, before they count.
+        for of_parts in ["resumed_otherwise", "resumed_lost"] {
+            of(of_parts).increment(0);
+        }
+        Self {
+            stored: of("stored"),
+            not_told: of("not_told"),
+            dropped: of("held_already"),
+            rerouted: of("routed_otherwise"),
+        }
     }
 }
 
@@ -244,5 +308,46 @@ mod tests {
         assert_eq!(stored(&held, &mut [call(&[100, 2], &[3], by_id)]), [(0, None)], "forgotten");
         let last = &mut [call(&[100 + MAX_CONTEXTS as u32, 2], &[4], by_id)];
         assert_eq!(stored(&held, last)[0].0, 2, "remembered");
+    }
+
+    #[test]
+    fn rows_of_a_lineage_are_held_as_far_as_none_lacks_and_once_they_are_durable() {
+        let held = HeldRows::default();
+        let counts = RowCounts::default();
+        let first = call(&[1, 2], &[3, 4], |_, id| id);
+        let extends = |parent: &Call, start: u32| {
+            let mut next = call(&[1, 2, 3, 4, 9], &[5], |_, id| id);
+            next.parent_call_id = Some(parent.call_id);
+            let routing = next.routing.take().expect("rows").without_first(start, parent.choice());
+            next.routing = Some(routing.based_on(None));
+            next
+        };
+        let fresh = held.shorten(&mut [first.clone()], &counts);
+        assert_eq!(held.of_lineage(first.call_id), None, "it is not durable yet");
+        held.hold(fresh);
+        assert_eq!(held.of_lineage(first.call_id), Some(3));
+        let (whole, gap) = (extends(&first, 3), extends(&first, 4));
+        held.hold(held.shorten(&mut [whole.clone(), gap.clone()], &counts));
+        assert_eq!((held.of_lineage(whole.call_id), held.of_lineage(gap.call_id)), (Some(5), None));
+        let behind_the_gap = extends(&gap, 4);
+        held.hold(held.shorten(&mut [behind_the_gap.clone()], &counts));
+        assert_eq!(held.of_lineage(behind_the_gap.call_id), None);
+        let mut other_choice = call(&[1, 2], &[3, 4], |_, id| id);
+        other_choice.choice_index = 1;
+        held.hold(held.shorten(&mut [other_choice.clone()], &counts));
+        assert_eq!(held.of_lineage(other_choice.call_id), None, "nothing extends it");
+    }
+
+    #[test]
+    fn a_stream_that_was_asked_for_its_rows_and_has_none_is_counted() {
+        let mut told = call(&[1, 2], &[3, 4], |_, id| id);
+        told.upstream_api = ClientApi::VllmGenerate;
+        assert_eq!(not_told(&told), 0);
+        told.routing = None;
+        assert_eq!(not_told(&told), 3);
+        told.not_trainable_reasons = vec!["routing_rows_mismatch".to_owned()];
+        assert_eq!(not_told(&told), 0, "it says so by itself");
+        (told.not_trainable_reasons, told.status) = (Vec::new(), CallStatus::Truncated);
+        assert_eq!(not_told(&told), 0);
     }
 }

@@ -139,6 +139,18 @@ impl RoutedExperts {
         &self.has_row
     }
 
+    /// The rows behind the last one that lacks, the last token apart, which has none; `None`: there are none.
+    #[must_use]
+    pub fn into_last_run(self) -> Option<Routing> {
+        let end = self.has_row.len().checked_sub(1)?;
+        let start = self.has_row[..end].iter().rposition(|is_there| !is_there).map_or(0, |lacks| lacks + 1);
+        let bytes = self.row_bytes();
+        let (first, rows) = (u32::try_from(start).ok()?, u32::try_from(end - start).ok()?);
+        let Layout { layers, layer_axis, top_k } = self.layout;
+        let shape = RoutingShape { start: first, rows, layers, layer_axis, top_k, dtype: self.dtype };
+        (rows > 0).then(|| Routing::new(shape, self.data[start * bytes..end * bytes].to_vec().into()).ok())?
+    }
+
     /// The rows of all tokens but the last, if they are all there.
     #[must_use]
     pub fn into_whole(mut self) -> Option<Routing> {
@@ -196,6 +208,20 @@ mod tests {
         assert_eq!(experts.take(&second, Position::new(4), is_behind), Ok(1));
         let whole = experts.into_whole().expect("4 rows of 5 tokens");
         assert_eq!(whole.ids().collect::<Vec<_>>(), [1, 2, 3, 4, 5, 300, 7, 8]);
+    }
+
+    #[test]
+    fn the_last_run_is_what_is_behind_the_last_row_that_lacks() {
+        let whole = routing(0, &[1, 2, 3, 4, 5, 6, 7, 8]);
+        let of = |positions: &[usize]| {
+            let mut experts = RoutedExperts::new(5, &whole);
+            experts.take(&whole, Position::new(4), |at| positions.contains(&at.index())).expect("its shape");
+            experts.into_last_run().map(|run| (run.shape().start, run.data().to_vec()))
+        };
+        assert_eq!(of(&[0, 1, 2, 3]), Some((0, vec![1, 2, 3, 4, 5, 6, 7, 8])));
+        assert_eq!(of(&[0, 2, 3]), Some((2, vec![5, 6, 7, 8])));
+        assert_eq!(of(&[3]), Some((3, vec![7, 8])));
+        assert_eq!((of(&[0, 1, 2]), of(&[])), (None, None));
     }
 
     #[test]

@@ -254,7 +254,11 @@ pub const PROMETHEUS: &[Prometheus] = &[
         counter(
             "lego_capture_routing_rows_total",
             "Rows of expert routing of records: `stored`; `held_already`, by an earlier call of the session, and not \
-             stored again; `routed_otherwise` than an earlier call stored it, and stored (they count twice).",
+             stored again; `routed_otherwise` than an earlier call stored it, and stored (they count twice); `not_told` \
+             by an engine that was asked for a stream since its streams have them. Of replies that went on after they were \
+             given up: `resumed_otherwise`, which a later part routed otherwise than the part that read them first, whose \
+             rows are stored; `resumed_lost`, which are not stored, since a part did not tell its rows, or came before \
+             one that did not.",
         ),
     ),
     counter("lego_proxy_capture_failures_total", "Appends that failed: the calls' clients got an error."),

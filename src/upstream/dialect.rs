@@ -11,7 +11,7 @@
 //!
 //! All are asked for `logprobs`. A server that refuses what is added is asked again without
 //! ([`after_refusal`](super::after_refusal)). Expert routing comes in whole
-//! replies only: vLLM sends it when its server was started so, SGLang when asked (`return_routed_experts`).
+//! replies only, but for [`vllm_generate`](super::vllm_generate): vLLM sends it when its server was started so, SGLang when asked (`return_routed_experts`).
 //! [`Capabilities`] says which release it is; what a reply lacks all the same, its verdict says.
 
 use bytes::Bytes;
@@ -56,10 +56,12 @@ pub struct Prepared {
     pub is_shaped: bool,
     /// The prompts, where they are sent as they are used: token ids among them are the prompt's own.
     pub sent_prompts: Vec<Prompt>,
+    /// Position of the first row of expert routing that lego asked for; `None`: it left that to the client.
+    pub routing_start: Option<u32>,
 }
 
 /// Members that change the distribution and that no client may set while lego decides sampling.
-const UNPINNED: [&str; 12] = [
+pub(super) const UNPINNED: [&str; 12] = [
     "logit_bias",
     "bad_words",
     "allowed_token_ids",
@@ -216,6 +218,7 @@ pub fn prepare(
         logprob_semantics,
         is_shaped,
         sent_prompts: Vec::new(),
+        routing_start: None,
     })
 }
 

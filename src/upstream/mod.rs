@@ -6,6 +6,7 @@
 //! - [`routing`]: expert routing out of replies.
 //! - [`sglang_generate`]: replies of SGLang's native endpoint; [`sglang_request`]: what it is asked;
 //!   [`sglang_completions`]: its replies as those of completions.
+//! - [`vllm_generate`]: vLLM's endpoint for tokens, whose streams have the routing.
 //! - [`Upstream`]: the transport. Plain http goes over a connection pool of our own ([`pool`], [`http1`]), https and
 //!   proxied hosts over `reqwest`, the embedded engine over its in-process `axum` router.
 //!
@@ -37,6 +38,7 @@ pub mod sglang_request;
 mod transport;
 mod unpack;
 mod url;
+pub mod vllm_generate;
 
 pub use body::{BodyError, UpstreamBody};
 pub use capabilities::{Capabilities, IdsChannel, probe_body};

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::capabilities::{Capabilities, PROBES, probe_body};
 use super::native::{self, Native};
 use super::transport::{Upstream, UpstreamReply};
+use super::vllm_generate::{self, TokenStreams};
 
 /// Longest wait for all probes of one round: a call that needs them goes on with what is assumed.
 const PROBE_LIMIT: Duration = Duration::from_secs(30);
@@ -139,6 +140,37 @@ impl Upstream {
             },
         };
         self.find_out(self.native_state(), question, stop).await
+    }
+
+    /// What streams of vLLM's token endpoint give, if that is known.
+    #[must_use]
+    pub fn known_streams(&self) -> Option<TokenStreams> {
+        self.streams_state().found.get().copied()
+    }
+
+    /// What streams of vLLM's token endpoint give; found out as [`Upstream::capabilities`] are.
+    pub async fn streams(
+        &self,
+        model: &str,
+        stop: impl Future<Output = ()>,
+    ) -> (TokenStreams, Vec<ProbeExchange>) {
+        let question = Question {
+            route: vllm_generate::ROUTE,
+            assumed: TokenStreams::MISSING,
+            body: &|attempt| vllm_generate::probe_body(model, attempt),
+            read: &TokenStreams::from_reply,
+            tell: &|found| {
+                let what = match found.routing {
+                    true => "streams of the upstream's POST /inference/v1/generate have the expert routing",
+                    false => {
+                        "streams of the upstream's POST /inference/v1/generate have no expert routing, or it is not \
+                         served (vLLM 0.30 and later: start it with --enable-scale-out): replies are asked for whole"
+                    }
+                };
+                tracing::info!(upstream = %self.name(), leaves_out_rows = found.start, "{what}");
+            },
+        };
+        self.find_out(self.streams_state(), question, stop).await
     }
 
     async fn find_out<T: Copy + Send + Sync>(

@@ -4,6 +4,8 @@
 //! - SGLang: base64 of raw little-endian 32-bit ids. The shape is not in it: rows follow from the token ids, layers
 //!   and experts a token must be told ([`RoutingHint`]) unless one of them settles the other.
 //!
+//! A reply that lego put together of several has what is stored of it in the same form ([`encode`]).
+//!
 //! Rows must be those of the ids: a routing that is off by one row is worse than none.
 
 use base64::Engine as _;
@@ -58,19 +60,23 @@ impl RoutingError {
     /// The word in a record's reasons.
     #[must_use]
     pub const fn reason(&self) -> &'static str {
-        match self {
-            Self::Rows { .. } | Self::Start { .. } | Self::RawLength { .. } => "routing_rows_mismatch",
-            _ => "routing_unreadable",
-        }
+        if self.is_of_another_number() { "routing_rows_mismatch" } else { "routing_unreadable" }
+    }
+
+    /// True if there are not as many rows as there should be.
+    #[must_use]
+    pub const fn is_of_another_number(&self) -> bool {
+        matches!(self, Self::Rows { .. } | Self::Start { .. } | Self::RawLength { .. })
     }
 }
 
-/// The routing of one choice of a reply, whose prompt has these ids. Nothing sent or nothing wanted (no hint) is nothing, without a reason.
+/// The routing of one choice of a reply, whose prompt has these ids. `start`: the position of the first row that was
+/// asked for. Nothing sent or nothing wanted (no hint) is nothing, without a reason.
 #[must_use]
 pub fn captured(
     kind: UpstreamKind,
     hint: Option<RoutingHint>,
-    request: &Request,
+    start: u64,
     prompt: Option<&[u32]>,
     choice: &Choice,
 ) -> CapturedRouting {
@@ -80,7 +86,7 @@ pub fn captured(
     let (Some(prompt), Some(completion)) = (prompt, &choice.token_ids) else {
         return CapturedRouting { routing: None, reason: Some("routing_without_ids") };
     };
-    let start = first_row(kind, request);
+    let start = choice.routing_start.unwrap_or(start);
     let tokens = prompt.len() as u64 + completion.len() as u64;
     let decoded = match tokens.checked_sub(1).and_then(|rows| rows.checked_sub(start)) {
         Some(rows) => decode(kind, hint, text, start, rows),
@@ -129,8 +135,29 @@ pub fn decode(
     Ok(Routing::pack(shape, &ids)?)
 }
 
-/// Position of the first row that the client let the engine begin at; lego itself asks for all rows.
-fn first_row(kind: UpstreamKind, request: &Request) -> u64 {
+/// A routing as an engine of this kind sends it.
+#[must_use]
+pub fn encode(kind: UpstreamKind, routing: &Routing) -> String {
+    let RoutingShape { rows, layers, top_k, dtype, .. } = *routing.shape();
+    if kind == UpstreamKind::Sglang {
+        return STANDARD.encode(routing.ids().flat_map(u32::to_le_bytes).collect::<Vec<u8>>());
+    }
+    let descr = match dtype {
+        RoutingDtype::U8 => "|u1",
+        RoutingDtype::U16 => "<u2",
+        RoutingDtype::I32 => "<i4",
+    };
+    let dict =
+        format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({rows}, {layers}, {top_k}), }}");
+    // The data begins at a multiple of 64.
+    let header = format!("{dict:<width$}\n", width = (10 + dict.len() + 1).next_multiple_of(64) - 11);
+    let length = u16::try_from(header.len()).unwrap_or(u16::MAX).to_le_bytes();
+    STANDARD.encode([b"\x93NUMPY\x01\x00", &length[..], header.as_bytes(), routing.data()].concat())
+}
+
+/// Position of the first row that the client let the engine begin at.
+#[must_use]
+pub fn first_row(kind: UpstreamKind, request: &Request) -> u64 {
     let name = match kind {
         UpstreamKind::Sglang => "routed_experts_start_len",
         _ => "routed_experts_prompt_start",

@@ -45,7 +45,7 @@ fn request(more: &str) -> Request {
 fn both_engines_tell_the_same_experts_of_the_same_prompt() {
     let told = |kind, name, hint| {
         let reply = fixture(name);
-        captured(kind, Some(hint), &request(""), reply.prompt_token_ids.as_deref(), &reply.choices[&0])
+        captured(kind, Some(hint), 0, reply.prompt_token_ids.as_deref(), &reply.choices[&0])
     };
     let vllm = told(UpstreamKind::Vllm, "vllm_chat_routed.json", RoutingHint::default());
     let sglang = told(UpstreamKind::Sglang, "sglang_chat.json", hint(None, Some(2)));
@@ -91,7 +91,7 @@ fn c16_a_start_that_the_client_asked_for_places_the_rows() {
         captured(
             UpstreamKind::Vllm,
             Some(RoutingHint::default()),
-            &request(more),
+            first_row(UpstreamKind::Vllm, &request(more)),
             reply.prompt_token_ids.as_deref(),
             &reply.choices[&0],
         )
@@ -109,26 +109,15 @@ fn c16_a_start_that_the_client_asked_for_places_the_rows() {
 fn a_routing_without_ids_or_in_another_form_says_why() {
     let mut reply = fixture("vllm_chat_routed.json");
     let told = |reply: &Reply, kind| {
-        captured(
-            kind,
-            Some(RoutingHint::default()),
-            &request(""),
-            reply.prompt_token_ids.as_deref(),
-            &reply.choices[&0],
-        )
+        captured(kind, Some(RoutingHint::default()), 0, reply.prompt_token_ids.as_deref(), &reply.choices[&0])
     };
     assert_eq!(told(&reply, UpstreamKind::Sglang).reason, Some("routing_rows_mismatch"));
     reply.choices.get_mut(&0).expect("choice").routed_experts = Some("no base64".into());
     assert_eq!(told(&reply, UpstreamKind::Vllm).reason, Some("routing_unreadable"));
     reply.prompt_token_ids = None;
     assert_eq!(told(&reply, UpstreamKind::Vllm).reason, Some("routing_without_ids"));
-    let unwanted = captured(
-        UpstreamKind::Vllm,
-        None,
-        &request(""),
-        reply.prompt_token_ids.as_deref(),
-        &reply.choices[&0],
-    );
+    let unwanted =
+        captured(UpstreamKind::Vllm, None, 0, reply.prompt_token_ids.as_deref(), &reply.choices[&0]);
     assert_eq!(unwanted, CapturedRouting::default());
     reply.choices.get_mut(&0).expect("choice").routed_experts = None;
     assert_eq!(told(&reply, UpstreamKind::Vllm), CapturedRouting::default());
@@ -180,6 +169,46 @@ fn what_is_not_exactly_such_a_file_is_refused() {
     for bytes in bad {
         let error = vllm(&bytes, 2).expect_err("refused");
         assert_eq!(error.reason(), "routing_unreadable", "{:?}", String::from_utf8_lossy(&bytes));
+    }
+}
+
+#[test]
+fn what_is_put_together_is_told_in_the_engines_own_form() {
+    // To the byte as NumPy writes it.
+    let told = fixture("vllm_inference_generate.json").choices[&0].routed_experts.clone().expect("routing");
+    let routing = decode(UpstreamKind::Vllm, RoutingHint::default(), &told, 0, 24).expect("read");
+    assert_eq!(encode(UpstreamKind::Vllm, &routing), told);
+    let told = fixture("sglang_chat.json").choices[&0].routed_experts.clone().expect("routing");
+    let routing = decode(UpstreamKind::Sglang, hint(None, Some(2)), &told, 0, 17).expect("read");
+    assert_eq!(encode(UpstreamKind::Sglang, &routing), told);
+    for largest in [255, 256, 65_536] {
+        let shape = RoutingShape { rows: 1, top_k: 1, layers: 2, ..*routing.shape() };
+        let wide = Routing::pack(shape, &[largest, 1]).expect("two ids");
+        let read =
+            decode(UpstreamKind::Vllm, RoutingHint::default(), &encode(UpstreamKind::Vllm, &wide), 0, 1);
+        assert!(read.expect("read").ids().eq([largest, 1]));
+    }
+}
+
+#[test]
+fn where_a_reply_says_at_which_position_its_rows_begin_they_begin_there() {
+    for (start, is_taken) in [(None, false), (Some(3), true), (Some(2), false), (Some(9), false)] {
+        let npy = file(1, &header("|u1", "(2, 1, 1)"), &[7, 8]);
+        let choice = Choice {
+            token_ids: Some(vec![4, 5, 6]),
+            routed_experts: Some(STANDARD.encode(npy)),
+            routing_start: start,
+            ..Choice::default()
+        };
+        let hint = Some(RoutingHint::default());
+        let found = captured(UpstreamKind::Vllm, hint, 0, Some(&[1, 2, 3]), &choice);
+        let begins = found.routing.map(|routing| routing.shape().start);
+        assert_eq!(
+            begins,
+            start.and_then(|start| u32::try_from(start).ok()).filter(|_| is_taken),
+            "{start:?}"
+        );
+        assert_eq!(found.reason, (!is_taken).then_some("routing_rows_mismatch"));
     }
 }
 

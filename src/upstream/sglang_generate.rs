@@ -202,6 +202,7 @@ impl GenerateReply {
         is_all &= routed.is_some() || known.routed_experts.is_none();
         known.weight_version = version.or(known.weight_version.take());
         known.routed_experts = routed.or(known.routed_experts.take());
+        known.routing_start = meta.routed_experts_start_len.or(known.routing_start);
         let is_over = meta.finish_reason.is_some();
         if let Some(reason) = meta.finish_reason {
             known.stop_match = reason.matched.and_then(stop_match);
@@ -362,6 +363,8 @@ struct Meta<'a> {
     weight_versions: Option<Vec<VersionView>>,
     #[serde(borrow)]
     routed_experts: Option<&'a RawValue>,
+    /// Of a reply in several parts.
+    routed_experts_start_len: Option<u64>,
     #[serde(borrow)]
     output_token_logprobs: Option<Vec<Vec<&'a RawValue>>>,
     #[serde(borrow)]

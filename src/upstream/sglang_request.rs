@@ -118,7 +118,7 @@ pub fn of_completions(asking: Asking, request: &completions::Request, ids: Optio
     let has_text = prompts.iter().any(|prompt| matches!(prompt, Prompt::Text(_)));
     out.member(if has_text { "text" } else { "input_ids" }, only(prompt, has_text));
     let mut sampling = Object::default();
-    let pinned = pins(plan);
+    let pinned = pins(plan, "sampling_seed");
     for (name, native) in SAMPLING {
         let is_pinned = pinned.iter().any(|(pin, _)| *pin == native);
         let is_unpinned = !pinned.is_empty() && UNPINNED.contains(&native);
@@ -175,6 +175,7 @@ pub fn of_completions(asking: Asking, request: &completions::Request, ids: Optio
         sampling_sent: sent,
         sent_prompts: prompts.clone(),
         is_shaped,
+        routing_start: None,
     }
 }
 
@@ -204,7 +205,7 @@ pub fn of_native(asking: Asking, request: &generate::Request) -> Result<Prepared
     if cut.logprobs.is_some() && body.raw("logprob_start_len").is_some() {
         set.push(("logprob_start_len", "-1".to_owned()));
     }
-    let pinned = pins(plan);
+    let pinned = pins(plan, "sampling_seed");
     let (remove, unpinned): (Vec<&str>, Vec<&str>) = if pinned.is_empty() {
         (Vec::new(), Vec::new())
     } else {
@@ -237,6 +238,7 @@ pub fn of_native(asking: Asking, request: &generate::Request) -> Result<Prepared
         sampling_sent: sent,
         sent_prompts: request.prompts.clone(),
         is_shaped,
+        routing_start: None,
     })
 }
 
@@ -251,8 +253,8 @@ fn native_value(name: &str, get: &dyn Fn(&str) -> Option<Value>) -> Option<Value
     get(known.map_or(name, |(_, native)| native))
 }
 
-/// Law 12: lego's own sampling, in full; nothing where the client decides.
-fn pins(plan: SamplingPlan) -> Vec<(&'static str, String)> {
+/// Law 12: lego's own sampling, in full; nothing where the client decides. `seed_name`: what the seed is called.
+pub(super) fn pins(plan: SamplingPlan, seed_name: &'static str) -> Vec<(&'static str, String)> {
     let SamplingPlan::Pinned { temperature, seed } = plan else {
         return Vec::new();
     };
@@ -264,7 +266,7 @@ fn pins(plan: SamplingPlan) -> Vec<(&'static str, String)> {
         ("presence_penalty", "0.0".to_owned()),
         ("frequency_penalty", "0.0".to_owned()),
         ("repetition_penalty", "1.0".to_owned()),
-        ("sampling_seed", seed.to_string()),
+        (seed_name, seed.to_string()),
     ]
 }
 

@@ -22,6 +22,7 @@ use super::responses::Responses;
 use super::routing::RoutingHint;
 use super::unpack::Unpacker;
 use super::url::{BaseUrl, InvalidUrl, below};
+use super::vllm_generate::TokenStreams;
 use crate::record::UpstreamKind;
 
 /// Longest waits. There is no limit on a whole reply: long answers are healthy.
@@ -116,6 +117,7 @@ pub struct Upstream {
     routing_hint: Option<RoutingHint>,
     probe: ProbeState<Capabilities>,
     native_probe: ProbeState<Native>,
+    streams_probe: ProbeState<TokenStreams>,
     silence: Silence,
     pub(super) responses: Responses,
 }
@@ -195,6 +197,7 @@ impl Upstream {
             routing_hint: Some(RoutingHint::default()),
             probe: ProbeState::default(),
             native_probe: ProbeState::default(),
+            streams_probe: ProbeState::default(),
             silence: Silence::default(),
             responses: Responses::default(),
         })
@@ -212,6 +215,7 @@ impl Upstream {
             routing_hint: Some(RoutingHint::default()),
             probe: ProbeState::default(),
             native_probe: ProbeState::default(),
+            streams_probe: ProbeState::default(),
             silence: Silence::default(),
             responses: Responses::default(),
         }
@@ -247,6 +251,10 @@ impl Upstream {
 
     pub(super) const fn native_state(&self) -> &ProbeState<Native> {
         &self.native_probe
+    }
+
+    pub(super) const fn streams_state(&self) -> &ProbeState<TokenStreams> {
+        &self.streams_probe
     }
 
     pub(super) const fn silence(&self) -> &Silence {

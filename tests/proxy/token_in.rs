@@ -6,6 +6,9 @@ mod count;
 mod engine;
 mod interrupted;
 mod lost;
+mod resumed;
+mod routed;
+mod streams;
 
 use std::sync::Arc;
 
@@ -28,6 +31,11 @@ struct World {
     engine: Engine,
     setup: Setup,
     session: SessionHandle,
+}
+
+/// Of the bundled model.
+fn renderer() -> Arc<Renderer> {
+    Arc::new(Renderer::load(folder(), None, None, TokenHistory::Sampled).expect("loads"))
 }
 
 async fn world_with(kind: UpstreamKind, history: TokenHistory) -> World {
@@ -397,8 +405,7 @@ async fn the_embedded_engine_takes_tokens() {
         ServeState::new(engine, Arc::new(tokenizer()), template, vec!["policy".to_owned()], Forms::default());
     let upstream = Upstream::in_process(router(state), timeouts());
     let mut options = ProxyOptions::trainer("policy");
-    options.renderer =
-        Some(Arc::new(Renderer::load(folder(), None, None, TokenHistory::Sampled).expect("loads")));
+    options.renderer = Some(renderer());
     let setup = Setup::in_front_of(upstream, options, Mock::in_process(Script::default())).await;
     let session = setup.proxy.open_session(spec("s1")).expect("open");
     let url = format!("http://{}/sessions/s1/v1/chat/completions", setup.address);

@@ -302,7 +302,7 @@ impl Making<'_> {
             let part = match key(event, member)? {
                 "logprob" => Part::Logprob,
                 "token" => Part::Token,
-                "bytes" | "top_logprobs" => Part::Any,
+                "bytes" | "top_logprobs" | "token_id" | "rank" => Part::Any,
                 _ => continue,
             };
             spans.push((member.value.clone(), part));

@@ -76,6 +76,8 @@ pub struct Choice {
     pub weight_version: Option<String>,
     /// Expert routing as the engine sent it: base64, or the JSON of what else it was.
     pub routed_experts: Option<String>,
+    /// Position of its first row, where the reply says it.
+    pub routing_start: Option<u64>,
 }
 
 /// What one event did.
@@ -295,6 +297,7 @@ impl Choice {
         self.weight_version = meta.weight_version.and_then(label).or(self.weight_version.take());
         let routed = view.routed_experts.or(meta.routed_experts);
         self.routed_experts = routed.map(raw_text).or(self.routed_experts.take());
+        self.routing_start = view.routed_experts_prompt_start.or(self.routing_start);
         let stop = view.stop_reason.or(view.matched_stop).and_then(stop_match);
         self.stop_match = stop.or(self.stop_match.take());
         match view.finish_reason.filter(|reason| !reason.is_empty()) {

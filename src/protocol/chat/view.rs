@@ -179,6 +179,8 @@ pub(super) struct ChoiceView<'a> {
     pub(super) weight_versions: Option<Vec<VersionView>>,
     #[serde(borrow)]
     pub(super) routed_experts: Option<&'a RawValue>,
+    /// Of a reply in several parts.
+    pub(super) routed_experts_prompt_start: Option<u64>,
     #[serde(borrow)]
     pub(super) meta_info: Option<&'a RawValue>,
     #[serde(borrow)]

@@ -46,10 +46,10 @@ impl Call {
         recorder: &Recorder,
         reply: &mut UpstreamReply,
     ) -> Option<Additions> {
-        // SGLang's native endpoint is asked in its own words only.
+        // Endpoints of engines' own are asked in their own words only.
         let is_refusal = matches!(reply.status.as_u16(), 400 | 422)
             && attempt.additions != Additions::Nothing
-            && face.upstream_api != ClientApi::SglangGenerate
+            && !matches!(face.upstream_api, ClientApi::SglangGenerate | ClientApi::VllmGenerate)
             && !face.passes_responses();
         if !is_refusal {
             return None;

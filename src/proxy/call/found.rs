@@ -4,6 +4,7 @@ use super::Call;
 use crate::proxy::face::Face;
 use crate::proxy::probe;
 use crate::record::ClientApi;
+use crate::upstream::vllm_generate::TokenStreams;
 use crate::upstream::{Additions, Capabilities, Native};
 
 impl Call {
@@ -41,6 +42,17 @@ impl Call {
         let model = self.upstream_model().to_owned();
         let (inner, upstream, session) = (self.inner.clone(), upstream.clone(), self.session.clone());
         self.asked(probe::run_native(inner, upstream, session, model), Native::ASSUMED).await
+    }
+
+    /// What streams of vLLM's token endpoint give; `None`: the call was given up meanwhile.
+    pub(super) async fn found_of_streams(&self) -> Option<TokenStreams> {
+        let upstream = &self.route.upstream;
+        if let Some(found) = upstream.known_streams() {
+            return Some(found);
+        }
+        let model = self.upstream_model().to_owned();
+        let (inner, upstream, session) = (self.inner.clone(), upstream.clone(), self.session.clone());
+        self.asked(probe::run_streams(inner, upstream, session, model), TokenStreams::MISSING).await
     }
 
     /// What `probe` finds, or `assumed` if it breaks; `None`: the call was given up meanwhile.

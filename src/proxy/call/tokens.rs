@@ -7,6 +7,7 @@ use crate::proxy::token_in::{self, Rendered};
 use crate::record::{ClientApi, UpstreamKind};
 use crate::upstream::dialect::{self, Approach, Prepared, Wanted};
 use crate::upstream::sglang_request::{self, Asking};
+use crate::upstream::vllm_generate;
 use crate::upstream::{self, Capabilities, UpstreamError, UpstreamReply};
 
 /// Most bytes of an error that are looked at.
@@ -30,8 +31,11 @@ impl Call {
         };
         match rendered {
             Ok(rendered) => {
-                let is_native = self.route.upstream.kind() == UpstreamKind::Sglang;
-                face.ask_with_tokens(&rendered, is_native);
+                let upstream_api = match self.route.upstream.kind() {
+                    UpstreamKind::Sglang => ClientApi::SglangGenerate,
+                    _ => ClientApi::OpenaiCompletions,
+                };
+                face.ask_with_tokens(&rendered, upstream_api);
                 token_in::count(rendered.outcome());
                 self.rendered = Some(rendered);
             }
@@ -42,9 +46,53 @@ impl Call {
         }
     }
 
+    /// Asks vLLM's token endpoint for a stream whose routing no other stream has. What it cannot be asked for, and what
+    /// it does not give, is asked of completions, whose whole replies have the routing.
+    pub(super) async fn stream_routing(&self, face: &mut Face, capabilities: Capabilities) {
+        let is_wanted = face.upstream_api == ClientApi::OpenaiCompletions
+            && capabilities.kind == UpstreamKind::Vllm
+            && capabilities.routing
+            && self.route.upstream.routing_hint().is_some()
+            && self.request.is_stream;
+        let Some(rendered) = self.rendered.as_ref().filter(|_| is_wanted) else {
+            return;
+        };
+        let is_expressible = completions::Request::parse(rendered.body.clone())
+            .is_ok_and(|request| vllm_generate::is_expressible(self.plan, &request));
+        if is_expressible && self.found_of_streams().await.is_some_and(|streams| streams.routing) {
+            face.upstream_api = ClientApi::VllmGenerate;
+        }
+    }
+
+    /// Rows of the prompt's routing that need not be asked for: those that the call that it extends has, and those
+    /// before it in their lineage.
+    fn rows_held(&self, rendered: &Rendered) -> Option<u32> {
+        let may_leave_out = self.route.upstream.known_streams().is_some_and(|streams| streams.start);
+        let held = self.session.rows.of_lineage(rendered.parent().filter(|_| may_leave_out)?)?;
+        // The engine refuses a start behind the prompt.
+        (held as usize).lt(&rendered.prompt.len()).then_some(held)
+    }
+
+    /// True if there is no such endpoint after all, as the reply says: completions are asked instead.
+    pub(super) fn lacks_streams(
+        &self,
+        face: &mut Face,
+        first: &Result<UpstreamReply, UpstreamError>,
+    ) -> bool {
+        let is_missing = |reply: &UpstreamReply| {
+            reply.status == http::StatusCode::FORBIDDEN || upstream::is_missing(reply.status.as_u16())
+        };
+        let is_without = face.upstream_api == ClientApi::VllmGenerate && first.as_ref().is_ok_and(is_missing);
+        if is_without {
+            face.upstream_api = ClientApi::OpenaiCompletions;
+        }
+        is_without
+    }
+
     pub(super) fn prepared_with_tokens(
         &self,
         rendered: &Rendered,
+        face: &Face,
         capabilities: Capabilities,
     ) -> Result<Prepared, json::ScanError> {
         let bad = json::ScanError { expected: "a completions request", at: 0 };
@@ -53,9 +101,11 @@ impl Call {
         let routing = self.route.upstream.routing_hint().is_some();
         // The reply is read from its ids, whatever is to be captured.
         let wanted = Wanted { token_ids: true, ..self.route.wanted };
+        let asking = Asking { wanted, routing: routing && capabilities.routing, plan: self.plan };
         let mut prepared = if self.route.upstream.kind() == UpstreamKind::Sglang {
-            let asking = Asking { wanted, routing: routing && capabilities.routing, plan: self.plan };
             sglang_request::of_completions(asking, &request, None)
+        } else if face.upstream_api == ClientApi::VllmGenerate {
+            vllm_generate::of_completions(asking, &request, self.upstream_model(), self.rows_held(rendered))
         } else {
             let approach = Approach { capabilities, routing, usage: true, relay: self.inner.options.relay };
             dialect::prepare(approach, wanted, self.plan, &chat::Request::from_completions(&request), model)?

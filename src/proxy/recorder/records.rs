@@ -88,7 +88,9 @@ impl Open {
         let (weight_spans, weight_source) = told.unwrap_or_else(|| self.weights(choice));
         let routing = {
             let hint = upstream.routing_hint();
-            upstream::routing::captured(kind, hint, &self.request, prompt_ids, choice)
+            let own = || upstream::routing::first_row(kind, &self.request);
+            let start = self.prepared.routing_start.map_or_else(own, u64::from);
+            upstream::routing::captured(kind, hint, start, prompt_ids, choice)
         };
         // What the engine says it read is what it was sent.
         let sent = self.rendered().map(|rendered| rendered.prompt.as_slice());

@@ -8,7 +8,7 @@ use crate::protocol::sse::Event;
 use crate::protocol::translate::Piece;
 use crate::proxy::kept::{Again, Kept};
 use crate::proxy::whole;
-use crate::record::{CallStatus, ClientApi};
+use crate::record::CallStatus;
 
 impl Relay {
     /// The client takes what is ready.
@@ -50,7 +50,7 @@ impl Relay {
             return;
         };
         if let Some(rendered) = self.recorder.rendered() {
-            face.ask_with_tokens(rendered, self.face.upstream_api == ClientApi::SglangGenerate);
+            face.ask_with_tokens(rendered, self.face.upstream_api);
         } else if self.face.upstream_api != face.upstream_api {
             // The call is asked in other words than were thought of when this client came.
             match self.recorder.attendance.retold().filter(|_| self.face.writer.is_some()) {

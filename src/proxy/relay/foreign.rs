@@ -101,7 +101,9 @@ impl Relay {
         let mut pieces = Vec::new();
         let events = match self.face.upstream_api {
             // Its writer reads a whole reply as one event.
-            ClientApi::SglangGenerate | ClientApi::OpenaiCompletions => vec![body.clone()],
+            ClientApi::SglangGenerate | ClientApi::OpenaiCompletions | ClientApi::VllmGenerate => {
+                vec![body.clone()]
+            }
             _ => destream::events(body, true).map_err(|error| error.to_string())?,
         };
         for event in events {

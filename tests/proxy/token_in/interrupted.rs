@@ -10,7 +10,7 @@ use super::{chat, message, world};
 use crate::setup::{broken, post};
 
 /// Versions and their ends.
-fn spans(call: &Call) -> Vec<(String, u32)> {
+pub fn spans(call: &Call) -> Vec<(String, u32)> {
     call.weight_spans.iter().flatten().map(|span| (span.version.clone(), span.end)).collect()
 }
 
@@ -129,7 +129,7 @@ async fn an_interrupted_reply_goes_on_behind_the_gate() {
 }
 
 /// What the admin listener says of the gate.
-async fn gate(proxy: &Proxy) -> Value {
+pub async fn gate(proxy: &Proxy) -> Value {
     let request = axum::http::Request::get("/admin/state")
         .header("authorization", "Bearer t")
         .header("host", "localhost");
@@ -140,7 +140,7 @@ async fn gate(proxy: &Proxy) -> Value {
 }
 
 /// The content that a stream has told so far.
-fn message_so_far(text: &str) -> String {
+pub fn message_so_far(text: &str) -> String {
     let whole = text.rfind("\n\n").map_or("", |end| &text[..end]);
     let chunks = whole.lines().filter_map(|line| line.strip_prefix("data: "));
     let parts = chunks.filter_map(|data| serde_json::from_str::<Value>(data).ok());

@@ -6,11 +6,13 @@
 //!
 //! Invariants:
 //! - No token is lost, and none is sampled twice: a segment's prompt is the call's prompt and all that was sampled.
+//! - Each row of expert routing is that of the segment that read its position first ([`rows`]).
 //! - Each token's weights are those of its segment, as the engine told them, or by lego's clock where that stood still
 //!   during the segment. Where neither is known of a segment, nothing is told of the whole.
 //! - A reply of one segment passes untouched.
 
 mod rewriting;
+mod rows;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -27,8 +29,10 @@ use crate::protocol::sse::{Event, Parser};
 use crate::proxy::Inner;
 use crate::proxy::routes::Route;
 use crate::proxy::session::Session;
+use crate::record::ClientApi;
 use crate::upstream::{UpstreamBody, UpstreamReply};
-use rewriting::{Rewriting, Segment};
+use rewriting::{Rewriting, Segment, Wording};
+use rows::Rows;
 
 /// Bytes of a stream that are taken at once.
 const PIECE_BYTES: usize = 8 << 10;
@@ -54,10 +58,17 @@ pub(in crate::proxy) struct Asking {
 }
 
 /// The body of a reply that goes on after it was given up, if it may.
-pub(in crate::proxy) fn joined(asking: Asking, reply: UpstreamReply, is_native: bool) -> UpstreamReply {
+pub(in crate::proxy) fn joined(
+    asking: Asking,
+    reply: UpstreamReply,
+    upstream_api: ClientApi,
+) -> UpstreamReply {
     let version = asking.version_at_start.clone();
     let ends = if asking.rendered.ignores_ends() { &[] } else { asking.rendered.ends() };
-    let Some(rewriting) = Rewriting::of(&asking.body, is_native, version, ends) else {
+    let upstream = &asking.route.upstream;
+    let rows = Rows::new(upstream.kind(), upstream.routing_hint(), asking.rendered.prompt.len());
+    let wording = Wording::of(upstream_api);
+    let Some(rewriting) = Rewriting::of(&asking.body, wording, version, ends, rows) else {
         return reply;
     };
     let UpstreamReply { status, headers, body } = reply;

@@ -3,7 +3,10 @@
 use bytes::Bytes;
 use serde_json::{Value, json};
 
+use super::rows::{Joined, Rows};
 use crate::protocol::sse::Event;
+use crate::record::ClientApi;
+use crate::upstream::vllm_generate;
 
 /// What became of an event.
 pub(super) enum Segment {
@@ -13,11 +16,66 @@ pub(super) enum Segment {
     GivenUp { told: Bytes, original: Bytes },
 }
 
+/// What requests and events are worded in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wording {
+    Completions,
+    /// vLLM's token endpoint: its events are those of completions.
+    Tokens,
+    /// SGLang's own.
+    Native,
+}
+
+impl Wording {
+    pub(super) const fn of(upstream_api: ClientApi) -> Self {
+        match upstream_api {
+            ClientApi::SglangGenerate => Self::Native,
+            ClientApi::VllmGenerate => Self::Tokens,
+            _ => Self::Completions,
+        }
+    }
+
+    const fn prompt(self) -> &'static str {
+        match self {
+            Self::Completions => "prompt",
+            Self::Tokens => "token_ids",
+            Self::Native => "input_ids",
+        }
+    }
+
+    /// The most tokens, the least, and the seed.
+    const fn sampling_names(self) -> [&'static str; 3] {
+        match self {
+            Self::Completions | Self::Tokens => ["max_tokens", "min_tokens", "seed"],
+            Self::Native => ["max_new_tokens", "min_new_tokens", "sampling_seed"],
+        }
+    }
+
+    /// Where a request has them; `None`: at its top.
+    const fn sampling(self) -> Option<&'static str> {
+        match self {
+            Self::Completions => None,
+            Self::Tokens | Self::Native => Some("sampling_params"),
+        }
+    }
+
+    /// What says at which position the routing begins.
+    const fn routing_start(self) -> &'static str {
+        match self {
+            Self::Completions | Self::Tokens => vllm_generate::START,
+            Self::Native => "routed_experts_start_len",
+        }
+    }
+}
+
+/// The member of the same name, in both wordings.
+const ROUTING: &str = "routed_experts";
+
 /// A reply so far.
 pub(super) struct Rewriting {
     /// The first request.
     request: Value,
-    is_native: bool,
+    wording: Wording,
     /// Ids that end a turn.
     ends: Vec<u32>,
     sampled: Vec<u32>,
@@ -36,6 +94,9 @@ pub(super) struct Rewriting {
     /// are two ways of counting.
     is_by_clock: bool,
     is_told_otherwise: bool,
+    rows: Rows,
+    /// The upstream told of an error.
+    has_error: bool,
     /// SGLang: text and log-probs of earlier segments, which each event repeats.
     text: String,
     logprobs: Vec<Value>,
@@ -49,18 +110,29 @@ pub(super) struct Rewriting {
 impl Rewriting {
     /// `None`: such a reply cannot go on. A stop text may lie across two segments, where no engine finds it; and several
     /// outputs are several prompts.
-    pub(super) fn of(request: &Bytes, is_native: bool, clock: Option<String>, ends: &[u32]) -> Option<Self> {
+    pub(super) fn of(
+        request: &Bytes,
+        wording: Wording,
+        clock: Option<String>,
+        ends: &[u32],
+        rows: Rows,
+    ) -> Option<Self> {
         let request: Value = serde_json::from_slice(request).ok()?;
-        let sampling = if is_native { &request["sampling_params"] } else { &request };
+        let sampling = wording.sampling().map_or(&request, |name| &request[name]);
         let has_stop = match &sampling["stop"] {
             Value::Null => false,
             Value::Array(list) => !list.is_empty(),
             _ => true,
         };
         let is_one = sampling["n"].as_u64().is_none_or(|n| n == 1);
-        (request["stream"] == true && !has_stop && is_one && sampling["stop_regex"].is_null()).then(|| Self {
+        let start = sampling[vllm_generate::START].as_u64().and_then(|start| usize::try_from(start).ok());
+        let rows = rows.starting_at(start.unwrap_or(0));
+        let may_go_on = !has_stop && is_one && sampling["stop_regex"].is_null();
+        (request["stream"] == true && may_go_on).then(|| Self {
             request,
-            is_native,
+            wording,
+            rows,
+            has_error: false,
             ends: ends.to_vec(),
             sampled: Vec::new(),
             is_finished: false,
@@ -97,11 +169,19 @@ impl Rewriting {
     /// Takes an event with data. `clock`: the version by lego's clock now.
     pub(super) fn event(&mut self, event: &Event, clock: &dyn Fn() -> Option<String>) -> Segment {
         let data = event.data();
+        // Older releases say so of a reply that they gave up, and nothing else.
+        let is_silent_end = self.wording == Wording::Tokens && data == "[DONE]" && !self.has_error;
+        if is_silent_end && !self.has_ended() {
+            return Segment::GivenUp { told: Bytes::new(), original: event.raw.clone() };
+        }
         let Ok(mut value) = serde_json::from_slice::<Value>(&data) else {
             return Segment::Goes(event.raw.clone());
         };
-        let is_given_up =
-            if self.is_native { self.native(&mut value, clock) } else { self.completions(&mut value, clock) };
+        self.has_error |= !value["error"].is_null();
+        let is_given_up = match self.wording {
+            Wording::Native => self.native(&mut value, clock),
+            Wording::Completions | Wording::Tokens => self.completions(&mut value, clock),
+        };
         let told = || Bytes::from(format!("data: {value}\n\n"));
         if is_given_up {
             return Segment::GivenUp { told: told(), original: event.raw.clone() };
@@ -120,21 +200,26 @@ impl Rewriting {
                 usage["prompt_tokens_details"] = Value::Null;
             }
         }
+        // The token endpoint has them beside the choices.
+        let beside = ids(&value["prompt_token_ids"]);
+        if self.is_later
+            && let Some(value) = value.as_object_mut()
+        {
+            value.remove("prompt_token_ids");
+        }
         let Some(choice) = value["choices"].as_array_mut().and_then(|list| list.first_mut()) else {
             return false;
         };
-        let told = ids(&choice["prompt_token_ids"]);
-        if self.is_later
-            && let Some(choice) = choice.as_object_mut()
-        {
-            choice.remove("prompt_token_ids");
-            choice.remove("routed_experts");
+        let told = [beside, ids(&choice["prompt_token_ids"])].concat();
+        let routed = taken(choice, ROUTING);
+        if self.is_later {
+            taken(choice, "prompt_token_ids");
         }
         if self.is_later && !told.is_empty() {
-            let sent = self.request["prompt"].as_array().map_or(0, Vec::len);
-            let is_sent = told.len() == sent + begun
-                && ids(&self.request["prompt"]) == told[..sent]
-                && self.sampled[..begun] == told[sent..];
+            let prompt = ids(&self.request[self.wording.prompt()]);
+            let is_sent = told.len() == prompt.len() + begun
+                && told.starts_with(&prompt)
+                && told.ends_with(&self.sampled[..begun]);
             if !is_sent {
                 let message =
                     "the engine went on from another prompt than it was sent (prompt_token_ids differ)";
@@ -148,21 +233,21 @@ impl Rewriting {
             self.tell(spans);
         }
         if choice["finish_reason"] == "abort" && !self.has_ended() {
+            self.rows.take(&routed, begun, self.sampled.len(), true);
             choice["finish_reason"] = Value::Null;
             // What was held back till then is of ids that came before.
             if ids(&choice["token_ids"]).is_empty() {
                 choice["text"] = Value::from("");
             }
-            if let Some(choice) = choice.as_object_mut() {
-                choice.remove("weight_versions");
-                choice.remove("routed_experts");
-            }
+            taken(choice, "weight_versions");
             return true;
         }
         let is_last = choice["finish_reason"].is_string();
         self.is_finished |= is_last;
         if self.is_later && is_last {
+            self.rows.take(&routed, begun, self.sampled.len(), false);
             choice["weight_versions"] = self.told_of_all(clock);
+            self.tell_rows(choice);
         }
         false
     }
@@ -219,19 +304,30 @@ impl Rewriting {
         meta["output_token_logprobs_length"] = self.sampled.len().into();
         meta["completion_tokens"] = self.sampled.len().into();
         shift(meta, "prompt_tokens", -(begun as i64));
-        if let Some(meta) = meta.as_object_mut() {
-            // Those of this segment's own pass over the tokens before it are not those that they were sampled with.
-            for name in ["weight_version", "weight_versions", "routed_experts"] {
-                meta.remove(name);
-            }
-            if let Some(all) = all {
-                meta.insert("weight_versions".to_owned(), all);
-            }
+        let is_last = meta["finish_reason"].is_object();
+        let routed = taken(meta, ROUTING);
+        if is_last {
+            self.rows.take(&routed, begun, self.sampled.len(), is_given_up);
+        }
+        taken(meta, "weight_version");
+        taken(meta, "weight_versions");
+        if let Some(all) = all {
+            meta["weight_versions"] = all;
         }
         if is_given_up {
-            value["meta_info"]["finish_reason"] = Value::Null;
+            meta["finish_reason"] = Value::Null;
+        } else if is_last {
+            self.tell_rows(meta);
         }
         is_given_up
+    }
+
+    /// Tells the rows of the whole where those of a segment stood.
+    fn tell_rows(&self, place: &mut Value) {
+        if let Some(Joined { text, start }) = self.rows.joined(self.sampled.len()) {
+            place[ROUTING] = text.into();
+            place[self.wording.routing_start()] = start.into();
+        }
     }
 
     /// The model has ended its turn, or the engine the reply: what is told of an abort behind it changes nothing.
@@ -307,11 +403,11 @@ impl Rewriting {
         (self.left()? == 0).then(|| {
             let mut last =
                 json!({"choices": [{"index": 0, "text": "", "token_ids": [], "finish_reason": "length"}]});
-            let prompt = self.request["prompt"].as_array().map_or(0, Vec::len);
+            let prompt = self.request[self.wording.prompt()].as_array().map_or(0, Vec::len);
             last["usage"] =
                 json!({"prompt_tokens": prompt, "completion_tokens": self.sampled.len(), "total_tokens": 0});
-            if self.is_native {
-                let prompt = self.request["input_ids"].as_array().map_or(0, Vec::len);
+            let is_native = self.wording == Wording::Native;
+            if is_native {
                 let (ids, logprobs, text) = match self.is_incremental {
                     true => (&[][..], &[][..], ""),
                     false => (self.sampled.as_slice(), self.logprobs.as_slice(), self.text.as_str()),
@@ -322,32 +418,29 @@ impl Rewriting {
                 }});
             }
             let all = self.joined(&[]).unwrap_or_else(|| json!([]));
-            match self.is_native {
-                true => last["meta_info"]["weight_versions"] = all,
-                false => last["choices"][0]["weight_versions"] = all,
-            }
+            let place = if is_native { &mut last["meta_info"] } else { &mut last["choices"][0] };
+            place["weight_versions"] = all;
+            self.tell_rows(place);
             format!("data: {last}\n\ndata: [DONE]\n\n").into()
         })
     }
 
     /// Tokens that may still be sampled; `None`: as many as there is room for.
     fn left(&self) -> Option<u64> {
-        let most = match self.is_native {
-            true => &self.request["sampling_params"]["max_new_tokens"],
-            false => &self.request["max_tokens"],
-        };
-        Some(most.as_u64()?.saturating_sub(self.sampled.len() as u64))
+        let [most, ..] = self.wording.sampling_names();
+        let sampling = self.wording.sampling().map_or(&self.request, |name| &self.request[name]);
+        Some(sampling[most].as_u64()?.saturating_sub(self.sampled.len() as u64))
     }
 
     /// The request for the next segment. Its seed is another one, so that it does not draw the first one's numbers again.
     pub(super) fn request(&self, prompt: &[u32]) -> Bytes {
         let mut request = self.request.clone();
-        request[if self.is_native { "input_ids" } else { "prompt" }] =
-            json!([prompt, &self.sampled].concat());
+        request[self.wording.prompt()] = json!([prompt, &self.sampled].concat());
         let left = self.left();
-        let (sampling, most, least, seed) = match self.is_native {
-            true => (&mut request["sampling_params"], "max_new_tokens", "min_new_tokens", "sampling_seed"),
-            false => (&mut request, "max_tokens", "min_tokens", "seed"),
+        let [most, least, seed] = self.wording.sampling_names();
+        let sampling = match self.wording.sampling() {
+            Some(name) => &mut request[name],
+            None => &mut request,
         };
         if let Some(left) = left {
             sampling[most] = left.into();
@@ -377,6 +470,11 @@ fn spans(value: &Value) -> Option<Vec<(String, usize, usize)>> {
     let spans: Vec<(String, usize, usize)> = value.as_array()?.iter().map(one).collect::<Option<_>>()?;
     // So engines call weights that nobody labelled.
     (!spans.is_empty() && spans.iter().all(|(version, ..)| version != "default")).then_some(spans)
+}
+
+/// The member, which the object has no more.
+fn taken(object: &mut Value, name: &str) -> Value {
+    object.as_object_mut().and_then(|members| members.remove(name)).unwrap_or_default()
 }
 
 fn shift(object: &mut Value, name: &str, by: i64) {

@@ -70,10 +70,10 @@ impl Drafts {
             return Ok(());
         };
         let payloads: Vec<&Payload> = drafts.iter().map(|(payload, _)| *payload).collect();
-        let mut retired = vec![];
-        let written = segment.journal.commit(&payloads, &mut retired);
-        if !retired.is_empty() {
-            // Its sync failed. It keeps what it has; the next draft begins a new one.
+        let written = segment.journal.commit(&payloads, &mut vec![]);
+        if written.is_err() {
+            // It keeps what it has. The next draft begins a new one: this one's next file would have a higher number, and
+            // say that its calls have their records in later segments than they have.
             segment.bytes = SEGMENT_BYTES;
         }
         written?;

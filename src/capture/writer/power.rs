@@ -263,3 +263,33 @@ async fn a_failure_of_each_operation_in_turn_loses_nothing_acknowledged_and_is_t
         }
     }
 }
+
+#[tokio::test]
+async fn a_call_whose_first_draft_failed_is_recorded_once() {
+    for at in 0..10 {
+        let when = format!("operation {at} of the first draft");
+        let temp: TempDir = tempfile::tempdir().expect("a folder");
+        let (dir, next) = (temp.path().join("captures"), temp.path().join("next"));
+        std::fs::create_dir(&dir).expect("a folder");
+        let (mut dice, mut kept) = (Dice::new(7), Kept::default());
+        let machine = Machine::new(&dir);
+        let writer = open(&dir, &machine, options()).expect("a free folder");
+        let call = call(&mut dice);
+        machine.fail_after(at, 1, Fault::Full);
+        let mut failures = 0;
+        while writer.draft(vec![call.clone()]).await.is_err() {
+            failures += 1;
+            assert!(failures <= 2, "{when}");
+        }
+        assert!(failures > 0 || at > 4, "{when}");
+        while writer.append(vec![call.clone()]).await.is_err() {
+            failures += 1;
+            assert!(failures <= 2, "{when}");
+        }
+        kept.calls.insert(call.call_id, 1);
+        machine.cut_after(0);
+        writer.close().await;
+        machine.wreck(&mut dice, &dir, &next);
+        check_reopened(&next, &kept, &when).await;
+    }
+}

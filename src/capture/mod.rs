@@ -43,6 +43,7 @@ mod listing;
 mod lock;
 mod mark;
 mod merge;
+mod merger;
 mod parquet_calls;
 mod payload;
 mod place;

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::record::{Call, ChoiceId, JsonText, Routing, RoutingShape, SinkError};
+use crate::record::{Call, CallId, ChoiceId, JsonText, Routing, RoutingShape, SinkError};
 
 /// Version of this encoding, in each frame. 1 had no routing, 2 the bodies within the JSON, 3 no compressed ones, and
 /// nothing was left out of their calls; they are read as well.
@@ -251,8 +251,8 @@ pub(super) fn decode(payload: &Bytes) -> Result<Vec<Call>, String> {
     if rest.0.is_empty() { Ok(calls) } else { Err(format!("{} bytes too many", rest.0.len())) }
 }
 
-/// The session of the first call of a payload. The rest is hardly looked at.
-pub(super) fn session(payload: &[u8]) -> Option<String> {
+/// Of the first call of a payload its session, when it was received, and its id. The rest is hardly looked at.
+pub(super) fn first(payload: &[u8]) -> Option<(String, i64, CallId)> {
     #[derive(Deserialize)]
     struct Head {
         call: Named,
@@ -260,13 +260,16 @@ pub(super) fn session(payload: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Named {
         session_id: String,
+        received_at: i64,
+        call_id: CallId,
     }
     let mut rest = Cursor(payload);
     let encoding = rest.take(1).ok()?[0];
     rest.number().ok()?;
     let (head_len, own) = own_part(&mut rest, encoding).ok()?;
     let head: Head = serde_json::from_slice(own.get(..head_len)?).ok()?;
-    Some(head.call.session_id)
+    let Named { session_id, received_at, call_id } = head.call;
+    Some((session_id, received_at, call_id))
 }
 
 /// Bytes of a record's JSON, and that with its lists; before encoding 4 with all that follows too.
@@ -470,7 +473,7 @@ mod tests {
             }
             // Without a panic, and without room for what is not there.
             let _ = read(&bad);
-            let _ = session(&bad);
+            let _ = first(&bad);
         }
     }
 

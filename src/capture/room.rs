@@ -104,6 +104,13 @@ impl Room {
         Ok(())
     }
 
+    /// Whether so many bytes more would leave room for calls.
+    pub(super) fn has_spare(&self, bytes: u64) -> bool {
+        let (free, least) = (self.free.load(Ordering::Relaxed), self.least.load(Ordering::Relaxed));
+        let is_within = self.limits.max_bytes.is_none_or(|most| self.held().saturating_add(bytes) < most);
+        is_within && free.saturating_sub(bytes) >= least
+    }
+
     /// What those are told who have waited for too long.
     pub(super) fn stalled(&self) -> SinkError {
         let seconds = self.limits.stall.unwrap_or_default().as_secs();

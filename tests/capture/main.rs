@@ -16,6 +16,7 @@ mod foreign_readers;
 mod history;
 mod ledger;
 mod lineages;
+mod merging;
 mod objects;
 mod prune;
 mod rows;

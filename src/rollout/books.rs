@@ -10,7 +10,7 @@ use super::{RolloutError, conclude};
 use crate::proxy::SessionResult;
 use crate::record::{Call, CallId, CallKind, Disposition, ExitEvidence, Outcome, Termination};
 use crate::task::Verdict;
-use crate::trajectory;
+use crate::trajectory::{self, Heard};
 
 /// What one attempt found.
 pub(super) struct Attempt {
@@ -94,7 +94,9 @@ pub(super) fn book(
 /// Counts why histories were rewritten.
 fn count_breaks(lineages: &trajectory::Lineages) {
     for session in lineages.sessions() {
-        for broke in trajectory::table(session, None).into_iter().filter_map(|row| row.broke) {
+        for broke in
+            trajectory::table(session, Heard::default(), None).into_iter().filter_map(|row| row.broke)
+        {
             counter!("lego_trainer_lineage_breaks_total", "reason" => broke.reason.as_str()).increment(1);
         }
     }

@@ -7,6 +7,7 @@ mod python;
 #[path = "../common/trial.rs"]
 mod trial;
 
+mod bounded;
 mod cases;
 mod cli;
 mod compact;

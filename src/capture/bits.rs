@@ -10,7 +10,12 @@ use crate::record::{Routing, RoutingShape};
 
 /// How many bits the largest id takes; one at least.
 pub(super) fn needed(routing: &Routing) -> u32 {
-    let largest = routing.ids().max().unwrap_or(0);
+    let largest = match routing.shape().dtype.bytes() {
+        // All at once, where a number is a byte.
+        1 => routing.data().iter().copied().max().map(u32::from),
+        _ => routing.ids().max(),
+    };
+    let largest = largest.unwrap_or(0);
     (u32::BITS - largest.leading_zeros()).max(1)
 }
 
@@ -26,14 +31,12 @@ pub(super) fn pack(routing: &Routing) -> (u32, Vec<u8>) {
     for id in routing.ids() {
         waiting |= u64::from(id) << count;
         count += bits;
-        while count >= 8 {
-            packed.push(waiting as u8);
-            (waiting, count) = (waiting >> 8, count - 8);
+        if count >= u32::BITS {
+            packed.extend_from_slice(&(waiting as u32).to_le_bytes());
+            (waiting, count) = (waiting >> u32::BITS, count - u32::BITS);
         }
     }
-    if count > 0 {
-        packed.push(waiting as u8);
-    }
+    packed.extend_from_slice(&waiting.to_le_bytes()[..count.div_ceil(8) as usize]);
     (bits, packed)
 }
 

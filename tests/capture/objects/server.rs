@@ -1,4 +1,6 @@
 //! moto, an S3 server, and in front of it one that fails as it is told and counts what it forwards.
+//!
+//! Google's XML protocol is S3's but for its credentials and for how it says that nothing may be there yet.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
@@ -11,6 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
+use hyper::header::HeaderValue;
 use hyper::{Method, Request, Response, StatusCode};
 use tokio::sync::watch;
 
@@ -94,10 +97,20 @@ pub struct Server {
     pub waiting: watch::Receiver<usize>,
     address: SocketAddr,
     pub bucket: String,
+    scheme: &'static str,
 }
+
+/// As [`Server::ask`] and clients of Google's protocol do not know how to make it. moto looks at its form alone.
+const SIGNED: &str =
+    "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=x";
 
 impl Server {
     pub async fn start() -> Self {
+        Self::of("s3").await
+    }
+
+    /// Reached by URLs of this scheme.
+    pub async fn of(scheme: &'static str) -> Self {
         let port = tokio::task::spawn_blocking(moto).await.expect("moto");
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("loopback");
         let address = listener.local_addr().expect("bound");
@@ -129,25 +142,30 @@ impl Server {
                 });
             }
         });
-        let bucket = format!("bucket-{}", uuid::Uuid::new_v4().simple());
-        let server = Self { state, gate, waiting, address, bucket };
+        let bucket = format!("bucket{}", uuid::Uuid::new_v4().simple());
+        let server = Self { state, gate, waiting, address, bucket, scheme };
         server.ask(Method::PUT, "", None).await;
         server.state.seen.lock().expect("whole").clear();
         server
     }
 
     pub fn url(&self, prefix: &str) -> String {
-        format!("s3://{}/{prefix}", self.bucket)
+        format!("{}://{}/{prefix}", self.scheme, self.bucket)
     }
 
     /// What a process needs to reach it.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
+        let account = serde_json::json!({
+            "gcs_base_url": format!("http://{}", self.address), "disable_oauth": true,
+            "client_email": "", "private_key": "", "private_key_id": "",
+        });
         vec![
             ("AWS_ENDPOINT_URL", format!("http://{}", self.address)),
             ("AWS_ALLOW_HTTP", "true".to_owned()),
             ("AWS_ACCESS_KEY_ID", "AKIACANARYKEYID".to_owned()),
             ("AWS_SECRET_ACCESS_KEY", "canary-secret".to_owned()),
             ("AWS_REGION", "us-east-1".to_owned()),
+            ("GOOGLE_SERVICE_ACCOUNT_KEY", account.to_string()),
             ("no_proxy", "127.0.0.1".to_owned()),
         ]
     }
@@ -185,8 +203,7 @@ impl Server {
     async fn ask(&self, method: Method, path: &str, body: Option<Bytes>) -> reqwest::Response {
         let port = tokio::task::spawn_blocking(moto).await.expect("moto");
         let url = format!("http://127.0.0.1:{port}/{}{path}", self.bucket);
-        let signed = "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=x";
-        let request = client().request(method, url).header("authorization", signed);
+        let request = client().request(method, url).header("authorization", SIGNED);
         request.body(body.unwrap_or_default()).send().await.expect("moto answers")
     }
 
@@ -266,6 +283,12 @@ async fn answer(
     }
     let mut headers = head.headers.clone();
     headers.remove("content-length");
+    if headers.get("authorization").is_none_or(|signed| !signed.as_bytes().starts_with(b"AWS4")) {
+        headers.insert("authorization", HeaderValue::from_static(SIGNED));
+    }
+    if headers.remove("x-goog-if-generation-match").is_some_and(|generation| generation == "0") {
+        headers.insert("if-none-match", HeaderValue::from_static("*"));
+    }
     let url = format!("http://127.0.0.1:{port}{path}");
     let forwarded = client().request(head.method.clone(), url).headers(headers).body(body).send().await;
     let (answer, mut received) = match forwarded {

@@ -45,7 +45,12 @@ async fn all_there(server: &Server, prefix: &str, dir: &Path, acked: &[CallId], 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn calls_go_to_the_bucket_and_are_read_from_anywhere() {
-    let server = Server::start().await;
+    for scheme in ["s3", "gs"] {
+        go_and_are_read(Server::of(scheme).await).await;
+    }
+}
+
+async fn go_and_are_read(server: Server) {
     let (_folder, dir) = folder();
     let mut process = Process::start(&server, "runs/a", &dir);
     let mut acked = process.ask("append s 40 0");
@@ -53,6 +58,7 @@ async fn calls_go_to_the_bucket_and_are_read_from_anywhere() {
     until("the first file is there", async || !server.keys().await.is_empty()).await;
     exactly(&server, "runs/a", &dir, &acked, "half of it uploaded").await;
     acked.extend(process.ask("append t 3 0"));
+    acked.extend(process.ask(BIG));
     assert_eq!(process.close(), [] as [String; 0]);
     all_there(&server, "runs/a", &dir, &acked, "at the end").await;
     for key in server.keys().await {

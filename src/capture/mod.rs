@@ -35,6 +35,8 @@ mod filter;
 mod follow;
 mod footer;
 mod frame;
+#[doc(hidden)]
+pub mod fuzzing;
 mod history;
 mod in_order;
 mod journal;

@@ -1,7 +1,8 @@
 //! Sampled text to events, a target a form of tool calls.
 
 use lego::text::parsers::{Piece, ReasoningForm, ReplyEvent, ReplyParser, ToolForm, ToolSchemas};
-use serde_json::{Value, json};
+use serde::de::IgnoredAny;
+use serde_json::json;
 
 use super::{hash, pieces};
 
@@ -182,8 +183,9 @@ fn check_calls(way: Way, events: &[ReplyEvent], sampled: &str) {
             ReplyEvent::CallEnd { index, span } => {
                 let (open, arguments) = open.take().expect("a call has begun");
                 assert_eq!(open, *index);
-                let value: Value = serde_json::from_str(&arguments).expect("arguments are JSON");
-                assert!(value.is_object());
+                // Of any size: 1e999 is a number too.
+                serde_json::from_str::<IgnoredAny>(&arguments).expect("arguments are JSON");
+                assert!(arguments.trim_start().starts_with('{'));
                 let is_plain = matches!(way.tools, ToolForm::Qwen3Coder | ToolForm::Glm45);
                 assert!(is_plain || sampled[span.clone()].contains(&arguments), "{arguments} of {sampled}");
             }

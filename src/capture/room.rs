@@ -237,3 +237,21 @@ fn size(folder: &Path) -> io::Result<u64> {
     }
     Ok(sum)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_refuse_calls_has_no_room_to_spare() {
+        let dir = tempfile::tempdir().expect("folder");
+        fs::write(dir.path().join("a"), [0; 100]).expect("written");
+        let room = |limits| Room::new(dir.path(), limits, Arc::default());
+        let bound = room(Limits { max_bytes: Some(1000), ..Limits::default() });
+        assert!(bound.has_spare(899) && !bound.has_spare(900));
+        let small = room(Limits { min_free_bytes: u64::MAX, ..Limits::default() });
+        let free = small.free.load(Ordering::Relaxed);
+        assert!(!small.has_spare(free), "a twentieth of the disk stays");
+        assert!(room(Limits::default()).has_spare(1));
+    }
+}

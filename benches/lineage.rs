@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use lego::capture::{Query, Reader};
 use lego::config::{Samples, TrainedLineages};
 use lego::record::{Call, CallId, CallKind};
-use lego::trajectory::{LineageKind, lineages, samples, table};
+use lego::trajectory::{Heard, LineageKind, lineages, samples, table};
 
 #[path = "../tests/common/calls.rs"]
 mod calls;
@@ -123,7 +123,8 @@ fn ways(calls: &[Arc<Call>]) -> (u64, [Way; 5]) {
     // The first lineage of the main agent: what a builder has that ends where its chain breaks.
     let mut first = BTreeSet::new();
     for session in found.sessions() {
-        let main = table(session, None).into_iter().find(|row| row.kind == LineageKind::Main);
+        let main =
+            table(session, Heard::default(), None).into_iter().find(|row| row.kind == LineageKind::Main);
         first.extend(main.map(|row| (row.session_id.to_string(), row.index)));
     }
     let all = |_: &str, _: u32| true;

@@ -26,6 +26,12 @@ for target in chat_reply to_messages to_responses; do
 done
 seed sglang_generate wire/sglang_generate*
 
+# A conversation, a line a message. Payloads of the journal are all in the corpus: tests/fuzz_corpus.rs makes them.
+mkdir -p "$out/splices" "$out/journal_payload"
+for file in harness/**/*.request.json; do
+    head -c 1500 "$file" | fold -w 60 > "$out/splices/$(sha1sum "$file" | cut -c1-16)"
+done
+
 mkdir -p "$out/http_reply"
 reply() { # name, then parts of a reply
     local name=$1

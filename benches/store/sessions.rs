@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use lego::capture::{Query, Reader, Writer, WriterOptions, compact_days};
 use lego::record::{Call, CallId, CallSink};
@@ -14,13 +16,56 @@ const TOGETHER: usize = 512;
 /// Sessions that run side by side.
 const SIDE_BY_SIDE: usize = 256;
 
-/// Prints the share that is read, before and after the files are merged.
+/// Prints the share that is read of what a writer leaves, and after `lego capture compact`.
 pub fn find(calls: usize, each: usize) {
     let dir = tempfile::Builder::new().prefix("lego-bench").tempdir().expect("folder");
-    write(dir.path(), calls, each);
+    let most = most_beside(dir.path(), || write(dir.path(), calls, each));
     tell("as written", dir.path(), calls / each, each);
-    compact_days(dir.path(), &mut |_| {}).expect("merged");
-    tell("merged", dir.path(), calls / each, each);
+    println!("  most bytes of temporary files beside the writer: {most}; most memory: {}", memory());
+    let began = Instant::now();
+    let most = most_beside(dir.path(), || compact_days(dir.path(), &mut |_| {}).expect("merged"));
+    tell("compacted", dir.path(), calls / each, each);
+    let seconds = began.elapsed().as_secs();
+    println!("  most bytes of temporary files: {most}, in {seconds} s; most memory: {}", memory());
+}
+
+/// The most bytes of temporary files while `work` is done.
+fn most_beside(dir: &Path, work: impl FnOnce()) -> u64 {
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let mut most = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                let files = sizes::files(dir, "tmp").into_iter();
+                most = most.max(files.filter_map(|file| Some(fs::metadata(file).ok()?.len())).sum());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            most
+        });
+        work();
+        is_over.store(true, Ordering::Relaxed);
+        watch.join().expect("no panic")
+    })
+}
+
+/// The most memory that the process had, as the system says it.
+fn memory() -> String {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.map_or("unknown", str::trim).to_owned()
+}
+
+/// Nothing is being merged, and no eight files are of one size: the writer has nothing left to do.
+fn is_settled(dir: &Path) -> bool {
+    let mut tiers = [0; 64];
+    for file in sizes::files(dir, "parquet") {
+        let Ok(metadata) = fs::metadata(file) else { return false };
+        if metadata.len() < 16 << 20 {
+            tiers[metadata.len().max(1).ilog(8) as usize] += 1;
+        }
+    }
+    let is_open = sizes::files(dir, "journal").len() <= 1;
+    is_open && sizes::files(dir, "tmp").is_empty() && tiers.iter().all(|files| *files < 8)
 }
 
 /// Calls of metadata: no bodies, and few ids.
@@ -39,6 +84,11 @@ fn write(dir: &Path, calls: usize, each: usize) {
                 }
             }
         }
+        let began = Instant::now();
+        while !is_settled(dir) {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        println!("{calls} calls written; all merged {} s later", began.elapsed().as_secs());
         writer.close().await;
     });
 }

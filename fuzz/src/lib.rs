@@ -7,6 +7,7 @@
 
 extern crate self as lego;
 
+pub mod capture;
 #[path = "../../src/protocol/mod.rs"]
 pub mod protocol;
 #[path = "../../src/record/mod.rs"]

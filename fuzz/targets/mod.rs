@@ -4,6 +4,7 @@
 mod chat;
 mod engines;
 mod http;
+mod journal;
 mod messages;
 pub mod replies;
 mod requests;
@@ -17,6 +18,7 @@ use lego::protocol::translate::ReplyNames;
 pub use chat::chat_reply;
 pub use engines::{routed_experts, sglang_generate};
 pub use http::http_reply;
+pub use journal::{journal_payload, splices};
 pub use messages::{messages_reply, to_messages};
 pub use replies::{
     reply_deepseek_v3, reply_deepseek_v31, reply_glm45, reply_hermes, reply_kimi_k2, reply_llama3_json,
@@ -31,7 +33,7 @@ pub use stream::sse;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const ALL: [Target; 21] = [
+pub const ALL: [Target; 23] = [
     ("sse", sse),
     ("openai_request", openai_request),
     ("responses_request", responses_request),
@@ -44,6 +46,8 @@ pub const ALL: [Target; 21] = [
     ("sglang_generate", sglang_generate),
     ("routed_experts", routed_experts),
     ("http_reply", http_reply),
+    ("journal_payload", journal_payload),
+    ("splices", splices),
     ("reply_hermes", reply_hermes),
     ("reply_qwen3_coder", reply_qwen3_coder),
     ("reply_llama3_json", reply_llama3_json),

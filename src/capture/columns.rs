@@ -12,6 +12,13 @@ pub(super) const VERSION_KEY: &str = "lego.schema_version";
 
 /// Key of the files that a merged file replaces, in its metadata: their names without the ending, between commas.
 pub(super) const REPLACES_KEY: &str = "lego.replaces";
+/// Key of the files that those had replaced, likewise. They are gone, or about to be.
+pub(super) const REPLACED_KEY: &str = "lego.replaced";
+
+/// Key that is there if the calls lie in the order of the columns that it names.
+pub(super) const SORTED_KEY: &str = "lego.sorted";
+/// What it names.
+pub(super) const SORTED: &str = "session_id,received_at,call_id,choice_index";
 
 /// Columns with bodies: large, without statistics or dictionary, and not read unless asked for.
 pub(super) const BODIES: [&str; 3] = ["client_request", "upstream_request", "response"];

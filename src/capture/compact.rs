@@ -18,7 +18,7 @@ use super::segment::SegmentCalls;
 use super::storage::{Storage, make_folder};
 use super::summed::Summed;
 use super::{columns, encode, footer};
-use crate::record::{Call, SCHEMA_VERSION};
+use crate::record::{Call, CallId, SCHEMA_VERSION, SessionId};
 
 /// Bytes of calls in memory that are encoded at once. What is encoded is a fraction of that.
 const BATCH_BYTES: usize = 4 << 20;
@@ -114,6 +114,14 @@ pub(super) struct DayFile {
     group_bytes: usize,
     /// Of the row group, as far as it is encoded.
     group_rows: usize,
+    /// The call that came last, while each came in order of its [`key`].
+    last: Option<(SessionId, i64, CallId, u16)>,
+    is_sorted: bool,
+}
+
+/// Calls in this order are sorted.
+pub(super) fn key(call: &Call) -> (&SessionId, i64, CallId, u16) {
+    (&call.session_id, call.received_at, call.call_id, call.choice_index)
 }
 
 impl DayFile {
@@ -124,11 +132,19 @@ impl DayFile {
         let options = ArrowWriterOptions::new().with_properties(properties()).with_skip_arrow_metadata(true);
         let writer = ArrowWriter::try_new_with_options(file, columns::schema(), options)
             .map_err(CaptureError::parquet(&temporary))?;
-        Ok(Self { temporary, writer, pending: vec![], pending_bytes: 0, group_bytes: 0, group_rows: 0 })
+        let (pending, pending_bytes) = (vec![], 0);
+        let (group_bytes, group_rows, last, is_sorted) = (0, 0, None, true);
+        Ok(Self { temporary, writer, pending, pending_bytes, group_bytes, group_rows, last, is_sorted })
     }
 
     pub(super) fn push(&mut self, call: Call) -> Result<(), CaptureError> {
         let held = held_bytes(&call);
+        if self.is_sorted {
+            let (session, received_at, call_id, choice) = key(&call);
+            let last = self.last.as_ref().map(|(session, at, id, choice)| (session, *at, *id, *choice));
+            self.is_sorted = last.is_none_or(|last| last <= key(&call));
+            self.last = Some((session.clone(), received_at, call_id, choice));
+        }
         self.group_bytes += held;
         self.pending_bytes += size_of::<Call>() + held;
         self.pending.push(call);
@@ -137,7 +153,13 @@ impl DayFile {
         if self.pending_bytes >= BATCH_BYTES {
             self.encode()?;
         }
-        if is_full { self.end_group() } else { Ok(()) }
+        if !is_full {
+            return Ok(());
+        }
+        self.end_group()?;
+        // So that the journal never waits for much of another file.
+        self.writer.sync().map_err(CaptureError::io("write", &self.temporary))?;
+        self.writer.inner_mut().sync().map_err(CaptureError::io("sync", &self.temporary))
     }
 
     /// What comes is of another row group.
@@ -170,6 +192,9 @@ impl DayFile {
     /// Ends the file and syncs it.
     pub(super) fn seal(&mut self) -> Result<(), CaptureError> {
         self.end_group()?;
+        if self.is_sorted {
+            self.say(columns::SORTED_KEY, columns::SORTED.to_owned());
+        }
         // What the library still holds back is to be in the sum.
         self.writer.sync().map_err(CaptureError::io("write", &self.temporary))?;
         let sum = self.writer.inner().key_value();

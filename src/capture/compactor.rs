@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use super::compact::compact;
 use super::journal::Sealed;
+use super::layout;
+use super::merger::Merger;
 use super::storage::Storage;
 
 /// Pause before a failed segment is tried again.
@@ -38,12 +40,17 @@ pub(super) struct Compactor {
 }
 
 impl Compactor {
-    /// Starts with the segments of an earlier writer.
-    pub(super) fn start(storage: Arc<dyn Storage>, dir: PathBuf, sealed: Vec<Sealed>) -> Self {
+    /// Starts with the segments of an earlier writer. `merger` is told of new files.
+    pub(super) fn start(
+        storage: Arc<dyn Storage>,
+        dir: PathBuf,
+        sealed: Vec<Sealed>,
+        merger: Option<Merger>,
+    ) -> Self {
         let queue = Queue { sealed: sealed.into(), ..Queue::default() };
         let shared = Arc::new(Shared { queue: Mutex::new(queue), changed: Condvar::new() });
         let for_thread = Arc::clone(&shared);
-        let work = move || run(&*storage, &dir, &for_thread);
+        let work = move || run(&*storage, &dir, &for_thread, merger);
         let thread = std::thread::Builder::new().name("lego-compact".to_owned()).spawn(work);
         Self { shared, thread }
     }
@@ -64,13 +71,19 @@ impl Compactor {
     }
 }
 
-fn run(storage: &dyn Storage, dir: &Path, shared: &Shared) -> Vec<String> {
+fn run(storage: &dyn Storage, dir: &Path, shared: &Shared, merger: Option<Merger>) -> Vec<String> {
     let mut left = vec![];
     while let Some((sealed, is_last_try)) = next(shared) {
+        if let Some(merger) = merger.as_ref().filter(|_| is_last_try) {
+            merger.stop();
+        }
         match compact(storage, dir, sealed) {
             Ok(paths) => {
                 metrics::counter!("lego_capture_parquet_files_total").increment(paths.len() as u64);
                 tracing::debug!(segment = sealed.name.stem(), ?paths, "captures made into Parquet");
+                if let Some(merger) = &merger {
+                    merger.look(paths.iter().filter_map(|path| layout::date(path)));
+                }
             }
             Err(error) => {
                 let segment = sealed.name.stem();
@@ -82,6 +95,9 @@ fn run(storage: &dyn Storage, dir: &Path, shared: &Shared) -> Vec<String> {
                 }
             }
         }
+    }
+    if let Some(merger) = merger {
+        merger.finish();
     }
     left
 }

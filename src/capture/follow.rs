@@ -222,8 +222,8 @@ impl Follow {
             } else {
                 let marks = paths.iter().filter_map(|path| path.parent()).map(Mark::share);
                 let _marks = marks.collect::<Result<Vec<_>, _>>()?;
-                if self.place.is_remote() && !paths.iter().all(|path| path.exists()) {
-                    // It was uploaded meanwhile.
+                if !paths.iter().all(|path| path.exists()) {
+                    // It was uploaded, or merged, meanwhile.
                     continue;
                 }
                 for path in &paths {
@@ -289,10 +289,11 @@ impl Follow {
     /// A merged file has only what was given before, unless files came and were merged between two looks.
     fn check_merged(&mut self, paths: &[PathBuf]) {
         for path in paths {
-            let replaced =
-                parquet_calls::open(path).map_or_else(|_| vec![], |file| parquet_calls::replaces(&file));
-            let missed: Vec<String> =
-                replaced.into_iter().filter(|stem| !self.known.contains(stem)).collect();
+            let replaces =
+                parquet_calls::open(path).map(|file| parquet_calls::replaces(&file)).unwrap_or_default();
+            // One that was merged itself has no calls but those of files that are told as well.
+            let is_missed = |stem: &String| stem.starts_with("calls-") && !self.known.contains(stem);
+            let missed: Vec<String> = replaces.all().filter(is_missed).collect();
             if !missed.is_empty() {
                 let missed = missed.join(", ");
                 self.warnings.push(format!(

@@ -3,7 +3,7 @@
 //! ```text
 //! LOCK                                     who writes
 //! journal/00000007-9f3ab2c1d4e5f607.journal          a segment: number, salt
-//! journal/….tmp                            a Parquet file in the making
+//! journal/….tmp                            a Parquet file in the making, or a part of what is being merged, sorted
 //! journal/….damaged                        a segment that could not be read in full, for a person to see
 //! date=2026-11-29/calls-00000007-9f3ab2c1d4e5f607.parquet   the same segment, for good
 //! date=2026-11-29/merged-00000007-0a1b2c3d4e5f6071.parquet  several such files in one; it says which
@@ -118,6 +118,11 @@ pub(super) fn days(dir: &Path) -> Result<Vec<String>, CaptureError> {
 
 pub(super) fn day_folder(dir: &Path, date: &str) -> PathBuf {
     dir.join(format!("date={date}"))
+}
+
+/// The day of a file in its folder.
+pub(super) fn date(file: &Path) -> Option<String> {
+    file.parent()?.file_name()?.to_str()?.strip_prefix("date=").map(str::to_owned)
 }
 
 /// Where a day lies that is being removed.

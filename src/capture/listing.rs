@@ -129,10 +129,10 @@ impl ListedFile {
         }
     }
 
-    /// [`parquet_calls::replaces`] of it.
+    /// What [`parquet_calls::replaces`] says of it.
     fn replaces(&self) -> Result<Vec<String>, CaptureError> {
         // One that is gone is told where it is read.
-        Ok(self.look(|file| Ok(parquet_calls::replaces(file)))?.unwrap_or_default())
+        Ok(self.look(|file| Ok(parquet_calls::replaces(file).all().collect()))?.unwrap_or_default())
     }
 }
 

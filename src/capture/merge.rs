@@ -1,39 +1,70 @@
-//! Small Parquet files of a day into larger ones, sorted by session.
+//! Small Parquet files of a day into larger ones, sorted by session: all of them (`lego capture compact`), or beside a
+//! writer those of one size once there are several ([`merge_due`]).
 //!
 //! ```text
-//! sources ─▶ sorted runs (journal/….tmp) ─▶ merged file (journal/….tmp) ─▶ renamed into the day ─▶ sources deleted
+//! sources ─▶ merged file (journal/….tmp) ─▶ renamed into the day ─▶ sources deleted
+//!     └─▶ where they are not sorted: sorted runs (journal/….tmp) ─▶
 //! ```
 //! The merged file says in its footer which files it replaces, and readers leave those out. So the rename is the one
 //! moment at which the new file counts and the old ones do not: a crash before it leaves what was there, one after it
 //! leaves files that nobody reads and the next compaction deletes. They are deleted only when nobody reads the day.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+mod sorted;
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::{self, File};
-use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::compact::{DayFile, memory_bytes};
 use super::error::CaptureError;
-use super::frame;
 use super::layout::{self, DayFileName, SegmentName};
 use super::lock::Lock;
 use super::mark::Mark;
-use super::parquet_calls::{self, ParquetCalls};
-use super::payload;
-use super::reader::Query;
-use super::segment::SegmentCalls;
+use super::parquet_calls;
+use super::recovery;
 use super::storage::{Files, Storage};
-use super::summed::{self, Sum, Summed};
-use super::{columns, recovery};
-use crate::record::{Call, CallId, SessionId};
+use super::summed::{self, Sum};
 
 /// A file of this size is large enough; smaller ones are put together up to it.
 const TARGET_BYTES: u64 = 256 << 20;
+/// Files that are read side by side.
+const SIDE_BY_SIDE: usize = 32;
 /// Bytes of calls that are sorted in memory.
-const RUN_BYTES: usize = 64 << 20;
+const RUN_BYTES: usize = 32 << 20;
+/// Beside a writer so many files become one, if the same power of [`TIER`] is the largest within the bytes of each. So a
+/// byte is written again once for each power, and there are never many files.
+const TIER_FILES: usize = 8;
+const TIER: u64 = 8;
+/// Beside a writer a file of so many bytes is large enough: it has whole row groups, which a larger one has as well.
+const BESIDE_BYTES: u64 = 16 << 20;
+
+/// Work that goes before a merge.
+pub(super) trait Beside {
+    /// Asked again and again while files are merged, and may take its time to answer. False: it is to be left.
+    fn goes_on(&mut self) -> bool;
+    /// Somebody reads the day: whether to look again. May take its time.
+    fn waits(&mut self) -> bool;
+    /// Whether files of so many bytes may be made for a while.
+    fn has_room(&self, bytes: u64) -> bool;
+}
+
+/// A merge with nothing beside it.
+pub(super) struct Alone;
+
+impl Beside for Alone {
+    fn goes_on(&mut self) -> bool {
+        true
+    }
+
+    fn waits(&mut self) -> bool {
+        false
+    }
+
+    fn has_room(&self, _: u64) -> bool {
+        true
+    }
+}
 
 /// What was done to a day.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -69,7 +100,7 @@ pub(super) fn compact_on(
     for date in layout::days(dir)? {
         let mut day = CompactedDay { date: date.clone(), ..CompactedDay::default() };
         (day.files_before, day.bytes_before) = size(dir, &date)?;
-        compact_day(storage, dir, &date, TARGET_BYTES, &mut day.left)?;
+        day.left = compact_day(storage, dir, &date, TARGET_BYTES)?;
         (day.files_after, day.bytes_after) = size(dir, &date)?;
         if day.files_before > 1 || !day.left.is_empty() {
             tell(day);
@@ -87,60 +118,262 @@ fn size(dir: &Path, date: &str) -> Result<(usize, u64), CaptureError> {
     Ok((files.len(), bytes.map_err(CaptureError::io("read", &folder))?))
 }
 
+/// Merges the files of a day up to a size, a few at a time. Says what was left as it is, and why.
 fn compact_day(
     storage: &dyn Storage,
     dir: &Path,
     date: &str,
     target: u64,
-    left: &mut Vec<String>,
-) -> Result<(), CaptureError> {
-    let folder = layout::day_folder(dir, date);
-    if !delete_replaced(storage, &folder, left)? {
-        return Ok(());
-    }
-    let mut groups: Vec<(Vec<Source>, u64)> = vec![];
-    for (path, name) in layout::day_files(&folder)? {
-        let bytes = fs::metadata(&path).map_err(CaptureError::io("read", &path))?.len();
-        let is_merged = matches!(name, Some(DayFileName::Merged(_)));
-        let Some(DayFileName::Segment(name) | DayFileName::Merged(name)) = name else {
-            continue;
-        };
-        if bytes >= target {
-            continue;
-        }
-        // What is in the journal as well is of a segment of which a part could not be made into Parquet: the next writer
-        // does it again, under the same name.
-        if name.journal_path(dir).exists() {
-            left.push(format!("{}: its segment is still in the journal", path.display()));
-            continue;
-        }
-        // Bytes that are not what was written must not get a new checksum.
-        if let Err(reason) = sound(&path, is_merged) {
-            left.push(format!("{}: {reason}", path.display()));
-            continue;
-        }
-        match groups.last_mut() {
-            Some((group, sum)) if *sum + bytes <= target => {
-                group.push(Source { path, name });
-                *sum += bytes;
+) -> Result<Vec<String>, CaptureError> {
+    let mut alone = Alone;
+    let mut day = Day::new(storage, dir, date, &mut alone);
+    loop {
+        match day.delete_replaced()? {
+            Replaced::Gone => {}
+            Replaced::Read(files) => {
+                let remedy = "until nobody reads the day: compact it again then";
+                day.left.push(format!("{files} merged files stay {remedy}"));
+                return Ok(day.left);
             }
-            _ => groups.push((vec![Source { path, name }], bytes)),
+            Replaced::Damaged => return Ok(day.left),
+        }
+        let mut groups: Vec<(Vec<Source>, u64)> = vec![];
+        let (sources, in_journal) = day.sources(target)?;
+        for path in in_journal {
+            day.leave(&path, "its segment is still in the journal");
+        }
+        for source in sources {
+            let bytes = source.bytes;
+            match groups.last_mut() {
+                Some((group, sum)) if *sum + bytes <= target && group.len() < SIDE_BY_SIDE => {
+                    group.push(source);
+                    *sum += bytes;
+                }
+                _ => groups.push((vec![source], bytes)),
+            }
+        }
+        groups.retain(|(group, _)| group.len() > 1);
+        if groups.is_empty() {
+            return Ok(day.left);
+        }
+        for (group, _) in groups {
+            day.merge(&group)?;
         }
     }
-    for (group, _) in groups.into_iter().filter(|(group, _)| group.len() > 1) {
-        let reading = Mark::share(&folder)?;
-        let merged = write_merged(storage, dir, date, &group, RUN_BYTES)?;
-        merged.publish(storage, dir)?;
-        drop(reading);
-        delete_replaced(storage, &folder, left)?;
-    }
-    Ok(())
+}
+
+/// What [`merge_due`] left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Due {
+    Nothing,
+    /// Something that has to wait: for readers, or for room.
+    Later,
+}
+
+/// Merges those files of a day of which there are enough of one size, beside a writer. `passed` are files that are never
+/// to be looked at again; those with damage come to them, and `left` tells why.
+pub(super) fn merge_due(
+    storage: &dyn Storage,
+    dir: &Path,
+    date: &str,
+    passed: &mut HashSet<PathBuf>,
+    left: &mut Vec<String>,
+    beside: &mut dyn Beside,
+) -> Result<Due, CaptureError> {
+    let mut day = Day::new(storage, dir, date, beside);
+    day.passed = std::mem::take(passed);
+    let due = day.merge_due();
+    (*passed, *left) = (day.passed, day.left);
+    due
 }
 
 /// A file to be merged.
 struct Source {
     path: PathBuf,
     name: SegmentName,
+    is_merged: bool,
+    bytes: u64,
+}
+
+/// What became of files whose calls are in a merged one.
+enum Replaced {
+    Gone,
+    /// So many stay: somebody reads the day.
+    Read(usize),
+    /// Some stay: the merged one is not what was written.
+    Damaged,
+}
+
+/// A day whose files are merged.
+struct Day<'a> {
+    storage: &'a dyn Storage,
+    dir: &'a Path,
+    date: &'a str,
+    folder: PathBuf,
+    beside: &'a mut dyn Beside,
+    /// Files that stay as they are.
+    passed: HashSet<PathBuf>,
+    /// Why.
+    left: Vec<String>,
+}
+
+impl<'a> Day<'a> {
+    fn new(storage: &'a dyn Storage, dir: &'a Path, date: &'a str, beside: &'a mut dyn Beside) -> Self {
+        let folder = layout::day_folder(dir, date);
+        Self { storage, dir, date, folder, beside, passed: HashSet::new(), left: vec![] }
+    }
+
+    fn leave(&mut self, path: &Path, reason: &str) {
+        if self.passed.insert(path.to_owned()) {
+            self.left.push(format!("{}: {reason}", path.display()));
+        }
+    }
+
+    /// The files that are smaller than this; and those of them whose segments are still in the journal. Of such a segment
+    /// a part could not be made into Parquet: it is done again, under the same name.
+    fn sources(&self, most: u64) -> Result<(Vec<Source>, Vec<PathBuf>), CaptureError> {
+        let (mut sources, mut in_journal) = (vec![], vec![]);
+        for (path, name) in layout::day_files(&self.folder)? {
+            let is_merged = matches!(name, Some(DayFileName::Merged(_)));
+            let Some(DayFileName::Segment(name) | DayFileName::Merged(name)) = name else {
+                continue;
+            };
+            let bytes = fs::metadata(&path).map_err(CaptureError::io("read", &path))?.len();
+            if bytes >= most || self.passed.contains(&path) {
+                continue;
+            }
+            if name.journal_path(self.dir).exists() {
+                in_journal.push(path);
+            } else {
+                sources.push(Source { path, name, is_merged, bytes });
+            }
+        }
+        Ok((sources, in_journal))
+    }
+
+    fn merge_due(&mut self) -> Result<Due, CaptureError> {
+        loop {
+            match self.delete_replaced()? {
+                Replaced::Gone => {}
+                Replaced::Read(_) => return Ok(Due::Later),
+                Replaced::Damaged => return Ok(Due::Nothing),
+            }
+            let mut tiers: BTreeMap<u32, Vec<Source>> = BTreeMap::new();
+            for source in self.sources(BESIDE_BYTES)?.0 {
+                tiers.entry(source.bytes.max(1).ilog(TIER)).or_default().push(source);
+            }
+            let Some(mut group) = tiers.into_values().find(|tier| tier.len() >= TIER_FILES) else {
+                return Ok(Due::Nothing);
+            };
+            group.truncate(TIER_FILES);
+            // Runs are less compressed than files.
+            let bytes = group.iter().map(|source| 4 * source.bytes).sum();
+            if !self.beside.has_room(bytes) {
+                return Ok(Due::Later);
+            }
+            let passed = self.passed.len();
+            if !self.merge(&group)? {
+                return Ok(Due::Later);
+            }
+            if self.passed.len() == passed {
+                metrics::counter!("lego_capture_merged_files_total").increment(group.len() as u64);
+            }
+        }
+    }
+
+    /// Puts files together; those with damage are left, and it is done without them the next time. False: it is to be
+    /// left for now.
+    fn merge(&mut self, group: &[Source]) -> Result<bool, CaptureError> {
+        // Bytes that are not what was written must not get a new checksum.
+        let passed = self.passed.len();
+        for source in group {
+            if let Err(reason) = sound(&source.path, source.is_merged) {
+                self.leave(&source.path, &reason);
+            }
+        }
+        if self.passed.len() > passed {
+            return Ok(true);
+        }
+        // It is not removed meanwhile.
+        let Some(reading) = Mark::share(&self.folder)? else {
+            return Ok(false);
+        };
+        let (storage, dir, date) = (self.storage, self.dir, self.date);
+        let Some(merged) = sorted::write(storage, dir, date, group, RUN_BYTES, self.beside)? else {
+            return Ok(false);
+        };
+        drop(reading);
+        self.publish(merged, group)
+    }
+
+    /// Gives a merged file its name and deletes what it was made of, while nobody reads the day. If somebody reads it for
+    /// long, that is deleted later.
+    fn publish(&mut self, merged: sorted::Merged<'_>, group: &[Source]) -> Result<bool, CaptureError> {
+        let alone = loop {
+            match Mark::alone(&self.folder)? {
+                None if self.beside.waits() => {}
+                alone => break alone,
+            }
+        };
+        let sharing = if alone.is_none() { Mark::share(&self.folder)? } else { None };
+        // Somebody may have removed the day meanwhile.
+        if !group.iter().all(|source| source.path.exists()) {
+            return Ok(false);
+        }
+        merged.publish(self.dir)?;
+        if alone.is_some() {
+            self.remove(group.iter().map(|source| &source.path))?;
+        }
+        drop((alone, sharing));
+        Ok(true)
+    }
+
+    fn remove<'p>(&self, paths: impl IntoIterator<Item = &'p PathBuf>) -> Result<(), CaptureError> {
+        for path in paths {
+            self.storage.remove(path).map_err(CaptureError::io("delete", path))?;
+        }
+        self.storage.sync_folder(&self.folder).map_err(CaptureError::io("sync", &self.folder))
+    }
+
+    /// Deletes the files whose calls are in a merged one. They stay if somebody reads the day, or if the merged one is not
+    /// what was written; one of which all sources are there is deleted itself then.
+    fn delete_replaced(&mut self) -> Result<Replaced, CaptureError> {
+        let mut replaced: BTreeSet<PathBuf> = BTreeSet::new();
+        let mut outcome = Replaced::Gone;
+        for (path, name) in layout::day_files(&self.folder)? {
+            if !matches!(name, Some(DayFileName::Merged(_))) {
+                continue;
+            }
+            let replaces =
+                parquet_calls::open(&path).map(|file| parquet_calls::replaces(&file)).unwrap_or_default();
+            let in_folder = |stem: String| self.folder.join(format!("{stem}.parquet"));
+            let sources: Vec<PathBuf> = replaces.sources.iter().cloned().map(in_folder).collect();
+            let there: Vec<PathBuf> = replaces.all().map(in_folder).filter(|path| path.exists()).collect();
+            if there.is_empty() {
+                continue;
+            }
+            let Err(reason) = sound(&path, true) else {
+                replaced.extend(there);
+                continue;
+            };
+            if sources.iter().all(|source| sound(source, false).is_ok()) {
+                self.left
+                    .push(format!("{}: {reason}; it goes, and what it was made of stays", path.display()));
+                replaced.insert(path);
+            } else {
+                self.left.push(format!("{}: {reason}; so what is left of its sources stays", path.display()));
+                outcome = Replaced::Damaged;
+            }
+        }
+        if replaced.is_empty() {
+            return Ok(outcome);
+        }
+        let Some(_mark) = Mark::alone(&self.folder)? else {
+            return Ok(Replaced::Read(replaced.len()));
+        };
+        self.remove(&replaced)?;
+        Ok(outcome)
+    }
 }
 
 /// Whether a file is what was written. One that was merged has a checksum.
@@ -154,235 +387,6 @@ pub(super) fn sound(path: &Path, is_merged: bool) -> Result<(), String> {
         Ok(Sum::Wrong(found)) => Err(found),
         Err(error) => Err(error.to_string()),
     }
-}
-
-/// Deletes the files whose calls are in a merged one; false if they have to stay: somebody reads the day, or the merged
-/// one is not what was written. One of which all sources are there is deleted itself then.
-fn delete_replaced(
-    storage: &dyn Storage,
-    folder: &Path,
-    left: &mut Vec<String>,
-) -> Result<bool, CaptureError> {
-    let mut replaced = vec![];
-    let mut is_whole = true;
-    for (path, name) in layout::day_files(folder)? {
-        if !matches!(name, Some(DayFileName::Merged(_))) {
-            continue;
-        }
-        let stems = parquet_calls::open(&path)
-            .map_or_else(|_| vec![], |file| parquet_calls::replaces(&file))
-            .into_iter();
-        let sources: Vec<PathBuf> = stems.map(|stem| folder.join(format!("{stem}.parquet"))).collect();
-        if !sources.iter().any(|source| source.exists()) {
-            continue;
-        }
-        let Err(reason) = sound(&path, true) else {
-            replaced.extend(sources.into_iter().filter(|source| source.exists()));
-            continue;
-        };
-        if sources.iter().all(|source| sound(source, false).is_ok()) {
-            left.push(format!("{}: {reason}; it goes, and what it was made of stays", path.display()));
-            replaced.push(path);
-        } else {
-            left.push(format!("{}: {reason}; so what is left of its sources stays", path.display()));
-            is_whole = false;
-        }
-    }
-    if replaced.is_empty() {
-        return Ok(is_whole);
-    }
-    let Some(_mark) = Mark::alone(folder)? else {
-        let files = replaced.len();
-        left.push(format!("{files} merged files stay until nobody reads the day: compact it again then"));
-        return Ok(false);
-    };
-    for path in replaced {
-        storage.remove(&path).map_err(CaptureError::io("delete", &path))?;
-    }
-    storage.sync_folder(folder).map_err(CaptureError::io("sync", folder))?;
-    Ok(is_whole)
-}
-
-/// Calls in this order are sorted.
-fn key(call: &Call) -> (&SessionId, i64, CallId, u16) {
-    (&call.session_id, call.received_at, call.call_id, call.choice_index)
-}
-
-/// A merged file that has no name yet.
-struct Merged {
-    file: DayFile,
-    path: PathBuf,
-    runs: Vec<PathBuf>,
-}
-
-impl Merged {
-    /// From here on it counts, and the files that it replaces do not.
-    fn publish(self, storage: &dyn Storage, dir: &Path) -> Result<(), CaptureError> {
-        self.file.finish(storage, dir, &self.path)?;
-        for run in &self.runs {
-            storage.remove(run).map_err(CaptureError::io("delete", run))?;
-        }
-        Ok(())
-    }
-}
-
-fn write_merged(
-    storage: &dyn Storage,
-    dir: &Path,
-    date: &str,
-    sources: &[Source],
-    run_bytes: usize,
-) -> Result<Merged, CaptureError> {
-    let salt = uuid::Uuid::new_v4().into_bytes();
-    let number = sources.iter().map(|source| source.name.number).max().unwrap_or(0);
-    let name = SegmentName { number, salt: std::array::from_fn(|i| salt[i] ^ salt[i + 8]) };
-    let mut sorter = Sorter {
-        storage,
-        dir,
-        date,
-        name,
-        pending: vec![],
-        bytes: 0,
-        run_bytes,
-        runs: vec![],
-        rows: 0,
-        doubled: 0,
-    };
-    let mut rows = 0;
-    for Source { path, .. } in sources {
-        let corrupt = |reason: String| CaptureError::corrupt(path, reason);
-        let metadata = parquet_calls::metadata(path).map_err(corrupt)?;
-        rows += u64::try_from(metadata.file_metadata().num_rows()).unwrap_or(0);
-        for call in ParquetCalls::open(path, &Query::default()).map_err(corrupt)? {
-            sorter.push(call?)?;
-        }
-    }
-    sorter.spill()?;
-    if sorter.rows != rows {
-        let reason = format!("{} of {rows} records could be read", sorter.rows);
-        return Err(CaptureError::corrupt(&layout::day_folder(dir, date), reason));
-    }
-    let temporary = name.temporary_path(dir, date);
-    let mut file = DayFile::create(storage, temporary)?;
-    let stems = sources.iter().filter_map(|source| source.path.file_stem()?.to_str());
-    file.say(columns::REPLACES_KEY, stems.collect::<Vec<_>>().join(","));
-    let mut runs = vec![];
-    for path in &sorter.runs {
-        runs.push(SegmentCalls::open(path, None)?);
-    }
-    let merged = merge(runs, &mut |call| file.push(call))?;
-    if merged + sorter.doubled != rows {
-        let reason = format!("{merged} of {rows} records came back from their sorted runs");
-        return Err(CaptureError::corrupt(&layout::day_folder(dir, date), reason));
-    }
-    file.seal()?;
-    Ok(Merged { file, path: name.merged_path(dir, date), runs: sorter.runs })
-}
-
-/// Sorts calls in parts that fit into memory.
-struct Sorter<'a> {
-    storage: &'a dyn Storage,
-    dir: &'a Path,
-    date: &'a str,
-    name: SegmentName,
-    pending: Vec<Call>,
-    bytes: usize,
-    run_bytes: usize,
-    runs: Vec<PathBuf>,
-    rows: u64,
-    /// Rows that a run had already.
-    doubled: u64,
-}
-
-impl Sorter<'_> {
-    fn push(&mut self, call: Call) -> Result<(), CaptureError> {
-        self.rows += 1;
-        self.bytes += memory_bytes(&call);
-        self.pending.push(call);
-        if self.bytes >= self.run_bytes { self.spill() } else { Ok(()) }
-    }
-
-    /// Writes what is in memory as a run, in the journal's own form.
-    fn spill(&mut self) -> Result<(), CaptureError> {
-        if self.pending.is_empty() {
-            return Ok(());
-        }
-        self.pending.sort_by(|a, b| key(a).cmp(&key(b)));
-        let rows = self.pending.len();
-        self.pending.dedup_by(|a, b| key(a) == key(b));
-        self.doubled += (rows - self.pending.len()) as u64;
-        let path = self.name.run_path(self.dir, self.date, self.runs.len());
-        let failed = || CaptureError::io("write", &path);
-        let file = Summed::new(self.storage.create(&path).map_err(failed())?);
-        let mut file = BufWriter::with_capacity(1 << 20, file);
-        let salt = self.name.salt;
-        file.write_all(&frame::header(salt)).map_err(failed())?;
-        for call in self.pending.drain(..) {
-            let encoded = payload::encode(vec![call]);
-            let payload = encoded.map_err(|error| CaptureError::corrupt(&path, error.to_string()))?;
-            let parts = || payload.parts().iter().map(|part| part.as_ref());
-            file.write_all(&frame::head(salt, payload.len(), parts())).map_err(failed())?;
-            for part in parts() {
-                file.write_all(part).map_err(failed())?;
-            }
-        }
-        file.flush().map_err(failed())?;
-        (self.pending, self.bytes) = (vec![], 0);
-        self.runs.push(path);
-        Ok(())
-    }
-}
-
-/// The next call of a run.
-struct Head {
-    call: Call,
-    run: usize,
-}
-
-impl PartialEq for Head {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Head {}
-
-impl PartialOrd for Head {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Head {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        key(&self.call).cmp(&key(&other.call)).then(self.run.cmp(&other.run))
-    }
-}
-
-/// Gives the calls of all runs in order, each once. Returns how many there were in the runs.
-fn merge(
-    mut runs: Vec<SegmentCalls>,
-    give: &mut dyn FnMut(Call) -> Result<(), CaptureError>,
-) -> Result<u64, CaptureError> {
-    let mut heads = BinaryHeap::new();
-    for (run, calls) in runs.iter_mut().enumerate() {
-        if let Some(call) = calls.next() {
-            heads.push(Reverse(Head { call: call?, run }));
-        }
-    }
-    let (mut last, mut count) = (None, 0);
-    while let Some(Reverse(Head { call, run })) = heads.pop() {
-        count += 1;
-        if let Some(next) = runs[run].next() {
-            heads.push(Reverse(Head { call: next?, run }));
-        }
-        let id = Some((call.call_id, call.choice_index));
-        if last != id {
-            last = id;
-            give(call)?;
-        }
-    }
-    Ok(count)
 }
 
 #[cfg(test)]

@@ -35,6 +35,8 @@ mod filter;
 mod follow;
 mod footer;
 mod frame;
+#[doc(hidden)]
+pub mod fuzzing;
 mod history;
 mod in_order;
 mod journal;
@@ -43,6 +45,7 @@ mod listing;
 mod lock;
 mod mark;
 mod merge;
+mod merger;
 mod parquet_calls;
 mod payload;
 mod place;

@@ -41,7 +41,12 @@ pub(super) struct ParquetCalls {
 impl ParquetCalls {
     /// Opens a file; the error says why it is not one of ours.
     pub(super) fn open(path: &Path, query: &Query) -> Result<Self, String> {
-        Self::start(path, &open(path)?, query)
+        Self::start(path, &open(path)?, query, BATCH_BYTES)
+    }
+
+    /// All calls of one that is open, and no more than `bytes` of them decoded at a time, or one.
+    pub(super) fn some_at_a_time(path: &Path, file: &Stored, bytes: i64) -> Result<Self, String> {
+        Self::start(path, file, &Query { as_stored: true, ..Query::default() }, bytes)
     }
 
     /// The same of one that may be in object storage.
@@ -49,13 +54,13 @@ impl ParquetCalls {
     /// # Errors
     /// That could not be reached.
     pub(super) fn of(listed: &ListedFile, query: &Query) -> Result<Result<Self, String>, CaptureError> {
-        listed.look(|file| Self::start(&listed.path, file, query))
+        listed.look(|file| Self::start(&listed.path, file, query, BATCH_BYTES))
     }
 
-    fn start(path: &Path, file: &Stored, query: &Query) -> Result<Self, String> {
+    fn start(path: &Path, file: &Stored, query: &Query, batch_bytes: i64) -> Result<Self, String> {
         let builder = builder(file)?;
         check_version(builder.metadata())?;
-        let batches = plan(file, builder, query).map_err(|error| error.to_string())?;
+        let batches = plan(file, builder, query, batch_bytes).map_err(|error| error.to_string())?;
         let (path, query, ready) = (path.to_owned(), query.clone(), VecDeque::new());
         Ok(Self { path, file: file.clone(), query, batches: Some(batches), ready })
     }
@@ -106,6 +111,7 @@ fn plan(
     file: &Stored,
     builder: ParquetRecordBatchReaderBuilder<Stored>,
     query: &Query,
+    batch_bytes: i64,
 ) -> parquet::errors::Result<ParquetRecordBatchReader> {
     let wanted = predicate(query);
     let groups = (0..builder.metadata().num_row_groups()).filter(|&index| {
@@ -140,7 +146,7 @@ fn plan(
     let first: Vec<usize> =
         wanted.iter().flat_map(Filter::texts).filter_map(|test| leaf(test.column())).collect();
     file.expect(builder.metadata(), &groups, &mask, &first);
-    let rows = batch_rows(builder.metadata(), &groups);
+    let rows = rows_of(batch_bytes, builder.metadata(), &groups);
     // Where few rows are wanted only their pages are read.
     let builder = if first.is_empty() {
         builder
@@ -155,11 +161,16 @@ fn plan(
 
 /// Rows of these row groups that are decoded at a time.
 pub(super) fn batch_rows(metadata: &ParquetMetaData, groups: &[usize]) -> usize {
+    rows_of(BATCH_BYTES, metadata, groups)
+}
+
+/// As many rows as hold about so many bytes.
+fn rows_of(bytes: i64, metadata: &ParquetMetaData, groups: &[usize]) -> usize {
     let row_bytes = groups.iter().map(|&group| {
         let group = metadata.row_group(group);
         group.total_byte_size() / group.num_rows().max(1)
     });
-    let rows = BATCH_BYTES / row_bytes.max().unwrap_or(1).max(1);
+    let rows = bytes / row_bytes.max().unwrap_or(1).max(1);
     usize::try_from(rows).unwrap_or(BATCH_ROWS).clamp(1, BATCH_ROWS)
 }
 
@@ -217,14 +228,32 @@ impl Group for RowGroup<'_> {
     }
 }
 
-/// The files, without their ending, whose calls are all in this one. None where that cannot be read: then it is no
-/// file of ours, or its calls cannot be read either.
-pub(super) fn replaces(file: &Stored) -> Vec<String> {
+/// Files, without their ending, whose calls are all in a merged one.
+#[derive(Debug, Default)]
+pub(super) struct Replaces {
+    /// Those that it was made of.
+    pub(super) sources: Vec<String>,
+    /// Those that these had replaced. Files of older legos do not tell.
+    earlier: Vec<String>,
+}
+
+impl Replaces {
+    pub(super) fn all(&self) -> impl Iterator<Item = String> {
+        self.sources.iter().chain(&self.earlier).cloned()
+    }
+}
+
+/// What a file replaces. Nothing where that cannot be read: then it is no file of ours, or its calls cannot be read
+/// either.
+pub(super) fn replaces(file: &Stored) -> Replaces {
     let Ok(footer) = file.footer() else {
-        return vec![];
+        return Replaces::default();
     };
-    let names = key_value(footer.metadata(), columns::REPLACES_KEY).unwrap_or_default();
-    names.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+    let names = |key: &str| -> Vec<String> {
+        let names = key_value(footer.metadata(), key).unwrap_or_default();
+        names.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+    };
+    Replaces { sources: names(columns::REPLACES_KEY), earlier: names(columns::REPLACED_KEY) }
 }
 
 /// A file of this machine.

@@ -104,6 +104,13 @@ impl Room {
         Ok(())
     }
 
+    /// Whether so many bytes more would leave room for calls.
+    pub(super) fn has_spare(&self, bytes: u64) -> bool {
+        let (free, least) = (self.free.load(Ordering::Relaxed), self.least.load(Ordering::Relaxed));
+        let is_within = self.limits.max_bytes.is_none_or(|most| self.held().saturating_add(bytes) < most);
+        is_within && free.saturating_sub(bytes) >= least
+    }
+
     /// What those are told who have waited for too long.
     pub(super) fn stalled(&self) -> SinkError {
         let seconds = self.limits.stall.unwrap_or_default().as_secs();
@@ -229,4 +236,22 @@ fn size(folder: &Path) -> io::Result<u64> {
         }
     }
     Ok(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_refuse_calls_has_no_room_to_spare() {
+        let dir = tempfile::tempdir().expect("folder");
+        fs::write(dir.path().join("a"), [0; 100]).expect("written");
+        let room = |limits| Room::new(dir.path(), limits, Arc::default());
+        let bound = room(Limits { max_bytes: Some(1000), ..Limits::default() });
+        assert!(bound.has_spare(899) && !bound.has_spare(900));
+        let small = room(Limits { min_free_bytes: u64::MAX, ..Limits::default() });
+        let free = small.free.load(Ordering::Relaxed);
+        assert!(!small.has_spare(free), "a twentieth of the disk stays");
+        assert!(room(Limits::default()).has_spare(1));
+    }
 }

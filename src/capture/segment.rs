@@ -33,10 +33,10 @@ enum Source {
     Sorted { file: File, salt: Salt, frames: vec::IntoIter<Place> },
 }
 
-/// Where a frame lies, and what it is sorted by: all its calls are of one session, or it need not be in order.
+/// Where a frame lies, and what it is sorted by: its calls are choices of one, or it need not be in order.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
-    session: Option<String>,
+    first: Option<(String, i64, CallId)>,
     at: u64,
     bytes: usize,
 }
@@ -71,7 +71,7 @@ impl SegmentCalls {
         Ok(Self { path, source, ready, seen, length, damaged_bytes, lost_bytes: 0 })
     }
 
-    /// Those of a segment of this length session by session, in each as they were written. The file is read twice, so
+    /// Those of a segment of this length session by session, in each as they were received. The file is read twice, so
     /// that only the frames' places are in memory.
     pub(super) fn sorted(path: &Path, length: u64) -> Result<Self, CaptureError> {
         let failed = || CaptureError::io("read", path);
@@ -85,7 +85,7 @@ impl SegmentCalls {
             match written.step().map_err(failed())? {
                 Step::Frame(payload) => {
                     let bytes = usize::try_from(written.at() - at).unwrap_or(usize::MAX);
-                    frames.push(Place { session: payload::session(&payload), at, bytes });
+                    frames.push(Place { first: payload::first(&payload), at, bytes });
                 }
                 Step::Damage { bytes, .. } => calls.lose(bytes),
                 Step::End { at, torn } => {

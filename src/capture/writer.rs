@@ -16,6 +16,7 @@ use super::history::Held;
 use super::journal::{self, Journal, Sealed};
 use super::layout;
 use super::lock::Lock;
+use super::merger::Merger;
 use super::payload::{self, Payload};
 use super::place::Place;
 use super::recovery::{self, Recovery};
@@ -138,9 +139,11 @@ impl Writer {
         let watch = move || watched.watch(&*probed, &written);
         let watch = std::thread::Builder::new().name("lego-room".to_owned()).spawn(watch);
         let watch = watch.map_err(CaptureError::io("watch", dir))?;
-        let (folder, measured) = (dir.to_owned(), Arc::clone(&room));
+        let (folder, measured, is_kept_here) = (dir.to_owned(), Arc::clone(&room), !place.is_remote());
         let work = move || {
-            let compactor = Compactor::start(storage, folder.clone(), sealed);
+            let merger = is_kept_here
+                .then(|| Merger::start(Arc::clone(&storage), folder.clone(), Arc::clone(&measured)));
+            let compactor = Compactor::start(storage, folder.clone(), sealed, merger);
             let mut closed =
                 runtime.block_on(write(journal, drafts, &folder, appends, &compactor, &measured));
             closed.left_in_journal = compactor.finish();

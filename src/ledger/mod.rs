@@ -22,7 +22,7 @@ use crate::record::{Call, CallId, Disposition, SessionId, TrialId};
 use crate::telemetry::{BooksError, RunBooks};
 use crate::trajectory::{self, needs_bodies};
 
-pub use table::table;
+pub use table::{session_table, table};
 
 /// Bytes of calls that are in memory together.
 const ROOM: usize = 256 << 20;

@@ -10,7 +10,7 @@ use super::{RolloutError, conclude};
 use crate::proxy::SessionResult;
 use crate::record::{Call, CallId, CallKind, Disposition, ExitEvidence, Outcome, Termination};
 use crate::task::Verdict;
-use crate::trajectory::{self, BreakReason, IdTexts};
+use crate::trajectory::{self, BreakReason, Heard, IdTexts};
 
 /// What one attempt found.
 pub(super) struct Attempt {
@@ -93,7 +93,7 @@ pub(super) fn book(
 
 /// Why histories were rewritten, counted.
 fn breaks(lineages: &trajectory::Lineages, texts: Option<&IdTexts>) -> Vec<BreakReason> {
-    let rows = lineages.sessions().flat_map(|session| IdTexts::table(texts, session));
+    let rows = lineages.sessions().flat_map(|session| IdTexts::table(texts, session, Heard::default()));
     let reasons: Vec<BreakReason> = rows.filter_map(|row| Some(row.broke?.reason)).collect();
     for reason in &reasons {
         counter!("lego_trainer_lineage_breaks_total", "reason" => reason.as_str()).increment(1);

@@ -205,7 +205,11 @@ pub const PROMETHEUS: &[Prometheus] = &[
         "lego_capture_damaged_bytes_total",
         "Bytes of the journal that held acknowledged calls and could not be read: the disk changed them.",
     ),
-    counter("lego_capture_parquet_files_total", "Parquet files written."),
+    counter("lego_capture_parquet_files_total", "Parquet files made of segments of the journal."),
+    counter(
+        "lego_capture_merged_files_total",
+        "Small Parquet files that the writer put together into larger ones.",
+    ),
     gauge(
         "lego_capture_folder_bytes",
         "Bytes of all files in the capture folder: proxy.capture_alarm_bytes and proxy.capture_max_bytes are for them. \

@@ -3,9 +3,9 @@
 //!
 //! Nothing is guessed: [`BreakReason::Unknown`] where what is captured does not tell.
 
-use super::conversation::{self, Message, MessageId, Role};
+use super::conversation::{Message, MessageId, Role};
 use super::lineage::Lineage;
-use super::threads::{NodeId, Threads};
+use super::threads::{Node, NodeId, Threads};
 use super::trie::common;
 use crate::record::{Call, CallId, Position};
 
@@ -229,26 +229,32 @@ impl Comparison<'_> {
             self.decode?;
         }
         // Where nobody tells what was thought, it may be that: only texts can tell.
-        let is_told = conversation::tells_reasoning(call) || self.decode.is_some();
+        let tells_reasoning = self.node(call).is_some_and(|node| node.thought.is_told());
+        let is_told = tells_reasoning || self.decode.is_some();
         if reply.text() != now.text() {
             return is_told.then_some((BreakReason::WhitespaceChanged, Some(at)));
         }
         let printed = |message: &Message| -> Vec<String> {
             message.tool_uses.iter().map(|tool| tool.arguments.clone()).collect()
         };
-        let is_printed_otherwise = printed(reply) != printed(now) && conversation::tells_reasoning(call);
+        let is_printed_otherwise = printed(reply) != printed(now) && tells_reasoning;
         if is_printed_otherwise || self.is_in_arguments(call, reply, start) {
             return Some((BreakReason::ArgumentsReserialised, Some(at)));
         }
         self.is_same_text(call).then_some((BreakReason::Retokenised, Some(at)))
     }
 
+    fn node(&self, call: &Call) -> Option<&Node<'_>> {
+        self.threads.node(call.choice()).map(|node| &self.threads.nodes[node])
+    }
+
     /// What the model thought before it said the reply, if anything.
     fn thought(&self, call: &Call) -> Option<String> {
-        let reply = self.threads.node(call.choice()).and_then(|node| self.threads.nodes[node].reply);
+        let node = self.node(call);
+        let reply = node.and_then(|node| node.reply);
         let in_text = reply.map(|reply| self.message(reply).reasoning.clone());
         let is_there = |text: &String| !text.trim().is_empty();
-        in_text.filter(is_there).or_else(|| conversation::reasoning(call)).filter(is_there)
+        in_text.filter(is_there).or_else(|| node?.thought.text(call)).filter(is_there)
     }
 
     /// The message whose reasoning stood where the texts differ, and does not stand there any more; and that reasoning.

@@ -15,7 +15,7 @@ pub(super) use crate::protocol::said::Role;
 use crate::protocol::said::{Identity, Said, ToolUse};
 use crate::protocol::translate::ReplyNames;
 use crate::protocol::{messages, responses};
-use crate::record::{Call, ClientApi};
+use crate::record::{Call, ChoiceId, ClientApi};
 
 /// A message.
 #[derive(Debug)]
@@ -146,14 +146,77 @@ pub fn chat_request(call: &Call) -> Option<Cow<'_, str>> {
     String::from_utf8(translation.ok()?.chat.to_vec()).ok().map(Cow::Owned)
 }
 
-/// Whether the reply says what the model thought, if it thought anything.
-pub(super) fn tells_reasoning(call: &Call) -> bool {
-    call.upstream_api == ClientApi::OpenaiChat && call.response.is_some()
+/// What calls were asked and answered, without their bodies: each message is kept once, however many calls have it. So
+/// the calls of a session can be heard one after another, and need not be in memory together.
+#[derive(Debug, Default)]
+pub struct Heard {
+    pub(super) texts: Texts,
+    calls: HashMap<ChoiceId, Turn>,
+}
+
+/// What one call was asked and answered.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Turn {
+    /// `None`: it cannot be read.
+    pub(super) conversation: Option<Conversation>,
+    pub(super) reply: Option<MessageId>,
+    pub(super) thought: Thought,
 }
 
 /// What the model thought before it answered, where the upstream told it apart from the text.
-pub(super) fn reasoning(call: &Call) -> Option<String> {
-    let text = call.response.as_ref().filter(|_| tells_reasoning(call))?.get();
+#[derive(Debug, Clone, Default)]
+pub(super) enum Thought {
+    /// Nobody tells whether it thought anything.
+    #[default]
+    Untold,
+    /// What there is stands in the call's response, and is read when it is asked for.
+    InResponse,
+    Told(Option<String>),
+}
+
+impl Heard {
+    /// Takes in a call with its bodies, and all that has to be known of it later.
+    pub fn hear(&mut self, call: &Call) {
+        let mut heard = self.read(call);
+        if matches!(heard.thought, Thought::InResponse) {
+            heard.thought = Thought::Told(reasoning(call));
+        }
+        self.calls.insert(call.choice(), heard);
+    }
+
+    /// What was heard of a call, or what it says itself.
+    pub(super) fn of(&mut self, call: &Call) -> Turn {
+        self.calls.remove(&call.choice()).unwrap_or_else(|| self.read(call))
+    }
+
+    fn read(&mut self, call: &Call) -> Turn {
+        let tells_reasoning = call.upstream_api == ClientApi::OpenaiChat && call.response.is_some();
+        Turn {
+            conversation: self.texts.conversation(call),
+            reply: self.texts.reply(call),
+            thought: if tells_reasoning { Thought::InResponse } else { Thought::Untold },
+        }
+    }
+}
+
+impl Thought {
+    /// Whether it is told what the model thought, if it thought anything.
+    pub(super) const fn is_told(&self) -> bool {
+        !matches!(self, Self::Untold)
+    }
+
+    /// What the model thought, of the call that it is of.
+    pub(super) fn text(&self, call: &Call) -> Option<String> {
+        match self {
+            Self::Untold => None,
+            Self::InResponse => reasoning(call),
+            Self::Told(text) => text.clone(),
+        }
+    }
+}
+
+fn reasoning(call: &Call) -> Option<String> {
+    let text = call.response.as_ref()?.get();
     let mut reply = Reply::default();
     match serde_json::from_str::<Vec<&RawValue>>(text) {
         // What cannot be read says nothing of reasoning.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::conversation::Heard;
 use super::lineage::Lineage;
 use super::table::{LineageRow, table};
 use crate::record::{Call, UpstreamKind};
@@ -37,11 +38,11 @@ impl IdTexts {
 
     /// [`table`] of a session, with texts if they are those of all of its calls.
     #[must_use]
-    pub fn table(texts: Option<&Self>, session: &[Lineage]) -> Vec<LineageRow> {
+    pub fn table(texts: Option<&Self>, session: &[Lineage], heard: Heard) -> Vec<LineageRow> {
         let fits = |texts: &&Self| session.iter().flat_map(|of| &of.calls).all(|one| texts.fits(&one.call));
         match texts.filter(fits) {
-            Some(texts) => table(session, Some(&|ids| texts.tokenizer.decode(ids, false))),
-            None => table(session, None),
+            Some(texts) => table(session, heard, Some(&|ids| texts.tokenizer.decode(ids, false))),
+            None => table(session, heard, None),
         }
     }
 }

@@ -6,6 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
 
+use super::conversation::Heard;
 use super::lineage::Lineage;
 use super::threads::{NodeId, Origin, Threads};
 use crate::config::{AuxKind, Samples, SideKind, TrainedLineages};
@@ -47,7 +48,7 @@ impl Kinds {
     /// Of the lineages of one session, in the order of their numbers. Their calls must have their bodies.
     #[must_use]
     pub fn of(session: &[Lineage]) -> Self {
-        Self::of_threads(session, &Threads::of(session))
+        Self::of_threads(session, &Threads::of(session, Heard::default()))
     }
 
     pub(super) fn of_threads(session: &[Lineage], threads: &Threads<'_>) -> Self {

@@ -1,6 +1,7 @@
 //! The derived table of lineages: whose each is, what it comes from, and why it does not go on from that.
 
 use super::breaks::{Break, BreakReason, Decode};
+use super::conversation::Heard;
 use super::kinds::{Kinds, LineageKind};
 use super::lineage::Lineage;
 use super::threads::{Origin, Threads};
@@ -67,16 +68,23 @@ pub struct LineageRow {
     pub broke: Option<Break>,
 }
 
-/// Rows of the lineages of one session, in the order of their numbers. Their calls must have their bodies. `decode` gives
-/// texts of the policy's tokens: without it more reasons are unknown.
+/// The row of the lineage that has its session to itself, if it may be an agent's: nothing is to be known of what its
+/// calls say.
 #[must_use]
-pub fn table(session: &[Lineage], decode: Option<Decode<'_>>) -> Vec<LineageRow> {
-    if let [one] = session
-        && matches!(one.start().kind, CallKind::Policy | CallKind::Unknown)
-    {
-        return vec![row(one, LineageKind::Main, None, None)];
+pub fn only(session: &[Lineage]) -> Option<LineageRow> {
+    let [one] = session else { return None };
+    let is_agents = matches!(one.start().kind, CallKind::Policy | CallKind::Unknown);
+    is_agents.then(|| row(one, LineageKind::Main, None, None))
+}
+
+/// Rows of the lineages of one session, in the order of their numbers. Calls that were not `heard` must have their bodies.
+/// `decode` gives texts of the policy's tokens: without it more reasons are unknown.
+#[must_use]
+pub fn table(session: &[Lineage], heard: Heard, decode: Option<Decode<'_>>) -> Vec<LineageRow> {
+    if let Some(only) = only(session) {
+        return vec![only];
     }
-    let threads = Threads::of(session);
+    let threads = Threads::of(session, heard);
     let kinds = Kinds::of_threads(session, &threads);
     let rows = session.iter().map(|lineage| {
         let (kind, at) = (kinds.get(lineage), lineage.index as usize);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::conversation::{Conversation, MessageId, Role, Texts};
+use super::conversation::{Conversation, Heard, MessageId, Role, Texts, Thought, Turn};
 use super::lineage::{Lineage, order};
 use crate::record::{Call, CallId, ChoiceId};
 
@@ -27,6 +27,7 @@ pub(super) struct Node<'a> {
     /// `None`: it cannot be read.
     pub(super) conversation: Option<Conversation>,
     pub(super) reply: Option<MessageId>,
+    pub(super) thought: Thought,
 }
 
 /// A call by its place among [`Threads::nodes`].
@@ -90,20 +91,18 @@ pub(super) struct Threads<'a> {
 }
 
 impl<'a> Threads<'a> {
-    /// Of the lineages of one session, in the order of their numbers.
-    pub(super) fn of(session: &'a [Lineage]) -> Self {
-        let mut texts = Texts::default();
+    /// Of the lineages of one session, in the order of their numbers. Calls that were not heard have their bodies.
+    pub(super) fn of(session: &'a [Lineage], mut heard: Heard) -> Self {
         let own = session.iter().enumerate();
         let own = own.flat_map(|(lineage, of)| of.own().map(move |one| (lineage, &one.call)));
         let mut own: Vec<(usize, &Arc<Call>)> = own.collect();
         own.sort_by_key(|(_, call)| order(call));
-        let nodes = own.into_iter().map(|(lineage, call)| Node {
-            call,
-            lineage,
-            conversation: texts.conversation(call),
-            reply: texts.reply(call),
+        let nodes = own.into_iter().map(|(lineage, call)| {
+            let Turn { conversation, reply, thought } = heard.of(call);
+            Node { call, lineage, conversation, reply, thought }
         });
         let nodes: Vec<Node<'_>> = nodes.collect();
+        let texts = heard.texts;
         let by_choice = nodes.iter().enumerate().map(|(id, node)| (node.call.choice(), id)).collect();
         let mut replies: HashMap<usize, Vec<NodeId>> = HashMap::new();
         let mut by_tool: HashMap<String, Vec<NodeId>> = HashMap::new();

@@ -23,7 +23,7 @@ fn text(output: &Output) -> String {
 }
 
 /// Names of all files of a folder of the store.
-fn names(folder: &Path) -> Vec<String> {
+pub fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten();
     let mut names: Vec<String> =
         entries.map(|entry| entry.expect("entry").file_name().into_string().expect("text")).collect();
@@ -32,7 +32,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 /// Several small files of each of two days.
-async fn small_files(dir: &Path, count: u32) -> Vec<Call> {
+pub async fn small_files(dir: &Path, count: u32) -> Vec<Call> {
     let mut all = vec![];
     for file in 0..count {
         let writer = Writer::open(dir, WriterOptions::default()).expect("free folder");

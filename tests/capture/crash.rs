@@ -15,7 +15,7 @@ use crate::store::{read, sorted_json};
 
 /// Set in the process that is killed: the folder it writes to.
 pub const DIR: &str = "LEGO_TEST_CAPTURE_DIR";
-const OPTIONS: fn() -> WriterOptions =
+pub const OPTIONS: fn() -> WriterOptions =
     || WriterOptions { segment_bytes: 8 << 10, ..WriterOptions::default() };
 
 /// Not a test of its own: the process that the next test starts and kills. Prints what was acknowledged.
@@ -32,6 +32,7 @@ async fn writer_process() {
             for turn in 0.. {
                 let mut calls = vec![call(&format!("s{task}"), &[task, turn], &[turn; 9])];
                 if turn % 3 == 0 {
+                    calls[0].usage.as_mut().expect("it tells").completion_tokens *= 2;
                     let second = Call { choice_index: 1, ..calls[0].clone() };
                     calls.push(second);
                 }
@@ -50,30 +51,9 @@ fn kill_9_loses_nothing_acknowledged_and_doubles_nothing() {
     let dir = tempfile::tempdir().expect("folder");
     let mut acked: HashMap<CallId, usize> = HashMap::new();
     for round in 0..20_usize {
-        let mut child = Command::new(std::env::current_exe().expect("own path"))
-            .args(["--exact", "crash::writer_process", "--nocapture", "--test-threads=1"])
-            .env(DIR, dir.path())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("own binary starts");
-        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        let mut note = |line: std::io::Result<String>| {
-            let line = line.expect("text");
-            let mut words = line.split_whitespace().skip_while(|word| !word.ends_with("acked")).skip(1);
-            // The last line may be cut by the kill: an id that does not parse was not told whole.
-            let (Some(id), Some(choices)) = (words.next(), words.next()) else {
-                return;
-            };
-            let id = id.parse().expect("a line is whole or has no second word");
-            acked.insert(id, choices.parse().expect("number"));
-        };
         // A different moment each round, from before the first rotation to after several.
-        for _ in 0..1 + round * 7 % 90 {
-            note(lines.next().expect("the writer runs until it is killed"));
-        }
-        child.kill().expect("SIGKILL");
-        lines.for_each(&mut note);
-        child.wait().expect("gone");
+        let acks = 1 + round * 7 % 90;
+        kill_a_writer(dir.path(), &mut acked, &mut |lines| lines >= acks);
         check(dir.path(), &acked, &format!("round {round}, after the kill"));
     }
     let writer = Writer::open(dir.path(), OPTIONS()).expect("lock of the dead is free");
@@ -83,11 +63,41 @@ fn kill_9_loses_nothing_acknowledged_and_doubles_nothing() {
     assert_eq!(fs::read_dir(dir.path().join("journal")).expect("folder").count(), 0);
 }
 
+/// Starts a writer, and kills it once that is to be, after so many lines of it. What it acknowledged is noted.
+pub fn kill_a_writer(dir: &Path, acked: &mut HashMap<CallId, usize>, is_at: &mut dyn FnMut(usize) -> bool) {
+    let mut child = Command::new(std::env::current_exe().expect("own path"))
+        .args(["--exact", "crash::writer_process", "--nocapture", "--test-threads=1"])
+        .env(DIR, dir)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("own binary starts");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let mut note = |line: std::io::Result<String>| {
+        let line = line.expect("text");
+        let mut words = line.split_whitespace().skip_while(|word| !word.ends_with("acked")).skip(1);
+        // The last line may be cut by the kill: an id that does not parse was not told whole.
+        let (Some(id), Some(choices)) = (words.next(), words.next()) else {
+            return;
+        };
+        let id = id.parse().expect("a line is whole or has no second word");
+        acked.insert(id, choices.parse().expect("number"));
+    };
+    for read in 1.. {
+        note(lines.next().expect("the writer runs until it is killed"));
+        if is_at(read) {
+            break;
+        }
+    }
+    child.kill().expect("SIGKILL");
+    lines.for_each(&mut note);
+    child.wait().expect("gone");
+}
+
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime")
 }
 
-fn check(dir: &Path, acked: &HashMap<CallId, usize>, when: &str) {
+pub fn check(dir: &Path, acked: &HashMap<CallId, usize>, when: &str) {
     let mut found: HashMap<CallId, Vec<u16>> = HashMap::new();
     for call in read(dir, Query::default()) {
         found.entry(call.call_id).or_default().push(call.choice_index);

@@ -7,6 +7,7 @@ mod python;
 #[path = "../common/trial.rs"]
 mod trial;
 
+mod bounded;
 mod cases;
 mod cli;
 mod compact;
@@ -16,6 +17,7 @@ mod foreign_readers;
 mod history;
 mod ledger;
 mod lineages;
+mod merging;
 mod objects;
 mod prune;
 mod rows;

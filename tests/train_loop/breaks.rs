@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use lego::trajectory::{BreakReason, lineages, table};
+use lego::trajectory::{BreakReason, Heard, lineages, table};
 
 /// Conversations of two turns, whose first reply comes back as it was said; and one that is edited.
 const HARNESS: &str = r#"
@@ -49,7 +49,10 @@ fn the_metrics_count_the_breaks_that_the_table_has() {
     // Which nobody can tell without the texts of the ids.
     let calls: Vec<Arc<_>> = calls(&run).into_iter().map(Arc::new).collect();
     let found = lineages(&calls);
-    let untold = found.sessions().flat_map(|session| table(session, None)).filter_map(|row| row.broke);
+    let untold = found
+        .sessions()
+        .flat_map(|session| table(session, Heard::default(), None))
+        .filter_map(|row| row.broke);
     assert!(untold.map(|broke| broke.reason).all(|reason| reason != BreakReason::Retokenised));
     nothing_is_left(temp.path());
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use lego::record::{Call, CallId, JsonText};
-use lego::trajectory::{LineageRow, lineages, table};
+use lego::trajectory::{Decode, Heard, Lineage, LineageRow, lineages, table};
 use serde_json::{Value, json};
 
 use crate::calls::call;
@@ -176,10 +176,27 @@ impl Agent {
     }
 }
 
+/// The table, which is the same whether calls have their bodies or were heard before, in any order.
+pub fn table_of(calls: &[Arc<Call>], session: &[Lineage], decode: Option<Decode<'_>>) -> Vec<LineageRow> {
+    let rows = table(session, Heard::default(), decode);
+    let mut heard = Heard::default();
+    calls.iter().rev().for_each(|call| heard.hear(call));
+    let bare = |call: &Arc<Call>| {
+        let mut call = Call::clone(call);
+        (call.client_request, call.upstream_request, call.response) = (None, None, None);
+        (call.text, call.tool_calls) = (None, None);
+        Arc::new(call)
+    };
+    let bare: Vec<Arc<Call>> = calls.iter().map(bare).collect();
+    let found = lineages(&bare);
+    assert_eq!(table(found.sessions().next().unwrap_or_default(), heard, decode), rows);
+    rows
+}
+
 impl Session {
     pub fn table(&self, with_texts: bool) -> Vec<LineageRow> {
         let found = lineages(&self.calls);
         let session = found.sessions().next().unwrap_or_default();
-        table(session, with_texts.then_some(&decode))
+        table_of(&self.calls, session, with_texts.then_some(&decode))
     }
 }

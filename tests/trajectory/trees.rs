@@ -9,9 +9,10 @@ use lego::config::SideKind;
 use lego::protocol::translate::ReplyNames;
 use lego::protocol::{messages, responses};
 use lego::record::{Call, CallId};
-use lego::trajectory::{BreakReason, LineageKind, LineageRow, Lineages, ParentBy, lineages, table};
+use lego::trajectory::{BreakReason, LineageKind, LineageRow, Lineages, ParentBy, lineages};
 use serde_json::{Value, json};
 
+use crate::chat::table_of;
 use crate::histories::{Tree, read, trees};
 
 /// Its calls, as captured with a template, by their numbers.
@@ -45,7 +46,8 @@ fn build(tree: &Tree, rendering: &str) -> Built {
     let all: Vec<Arc<Call>> = calls.values().rev().cloned().collect();
     let found = lineages(&all);
     let decode: lego::trajectory::Decode<'_> = if rendering == "given" { &decode_given } else { &decode };
-    let rows = found.sessions().next().map(|session| table(session, Some(decode))).unwrap_or_default();
+    let rows =
+        found.sessions().next().map(|session| table_of(&all, session, Some(decode))).unwrap_or_default();
     Built { calls, found, rows }
 }
 

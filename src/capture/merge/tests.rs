@@ -1,23 +1,38 @@
 //! Crash points: after each step of a merge every call is there once, and the next compaction ends it.
 
+use super::super::compact::key;
+use super::super::frame;
+use super::super::parquet_calls::ParquetCalls;
+use super::super::reader::Query;
 use super::*;
 use crate::capture::{Reader, Writer, WriterOptions};
-use crate::record::{CallSink as _, example};
+use crate::record::{Call, CallSink as _, example};
 
 const DATE: &str = "1970-01-01";
 
+/// Every other file is not sorted: calls that are appended together stay together.
 async fn store(dir: &Path) -> Vec<String> {
     for file in 0..4 {
-        let writer = Writer::open(dir, WriterOptions::default()).expect("free folder");
-        for number in 0..5 {
-            let session = format!("s{}", (file + 3 * number) % 7);
-            let of =
-                serde_json::json!({"session_id": session, "received_at": 100 - file, "response": [number]});
-            writer.append(vec![example::call(of)]).await.expect("room");
-        }
-        assert_eq!(writer.close().await.left_in_journal, [] as [String; 0]);
+        store_file(dir, file).await;
     }
     read(dir)
+}
+
+async fn store_file(dir: &Path, file: i64) {
+    let writer = Writer::open(dir, WriterOptions::default()).expect("free folder");
+    let calls = (0..5).map(|number| {
+        let session = format!("s{}", (file + 3 * number) % 7);
+        let of = serde_json::json!({"session_id": session, "received_at": 100 - file, "response": [number]});
+        example::call(of)
+    });
+    if file % 2 == 0 {
+        writer.append(calls.collect()).await.expect("room");
+    } else {
+        for call in calls {
+            writer.append(vec![call]).await.expect("room");
+        }
+    }
+    assert_eq!(writer.close().await.left_in_journal, [] as [String; 0]);
 }
 
 fn json(call: Result<Call, CaptureError>) -> String {
@@ -33,12 +48,8 @@ fn read(dir: &Path) -> Vec<String> {
 }
 
 fn sources(dir: &Path) -> Vec<Source> {
-    let files = layout::day_files(&layout::day_folder(dir, DATE)).expect("listed").into_iter();
-    let sources = files.filter_map(|(path, name)| match name? {
-        DayFileName::Segment(name) => Some(Source { path, name }),
-        DayFileName::Merged(_) => None,
-    });
-    sources.collect()
+    let mut alone = Alone;
+    Day::new(&Files::default(), dir, DATE, &mut alone).sources(u64::MAX).expect("listed").0
 }
 
 fn compacted(dir: &Path) -> Vec<CompactedDay> {
@@ -66,13 +77,15 @@ async fn a_crash_at_any_step_neither_loses_nor_doubles_a_call() {
         let wanted = store(dir).await;
         assert_eq!(wanted.len(), 20);
         let sources = sources(dir);
-        // Each call is a run of its own.
-        let merged = write_merged(&Files::default(), dir, DATE, &sources, 1).expect("written");
-        assert_eq!(merged.runs.len(), 20);
+        // Each call of a file that is not sorted is a run of its own.
+        let files = Files::default();
+        let merged = sorted::write(&files, dir, DATE, &sources, 1, &mut Alone).expect("written");
+        let merged = merged.expect("nothing stops it");
+        assert_eq!(merged.runs(), 10);
         assert_eq!(read(dir), wanted, "before the rename");
         match step {
-            0 => drop(merged),
-            _ => merged.publish(&Files::default(), dir).expect("renamed"),
+            0 => std::mem::forget(merged),
+            _ => merged.publish(dir).expect("renamed"),
         }
         assert_eq!(read(dir), wanted, "after the rename");
         if step >= 2 {
@@ -132,11 +145,12 @@ async fn files_are_put_together_up_to_a_size_and_a_call_in_two_of_them_comes_onc
     let first = sources(dir).remove(0);
     let copy = SegmentName { number: 9, salt: [7; 8] }.parquet_path(dir, DATE);
     fs::copy(&first.path, copy).expect("copied");
-    let size = fs::metadata(&first.path).expect("there").len();
-    let mut left = vec![];
-    compact_day(&Files::default(), dir, DATE, 3 * size + size / 2, &mut left).expect("compacted");
-    assert_eq!((super::size(dir, DATE).expect("listed").0, left.len()), (2, 0));
-    compact_day(&Files::default(), dir, DATE, u64::MAX, &mut left).expect("compacted");
+    let least = sources(dir).iter().map(|source| source.bytes).min().expect("some");
+    for (target, left) in [(least, 5), (2 * least - 1, 5)] {
+        assert_eq!(compact_day(&Files::default(), dir, DATE, target).expect("compacted").len(), 0);
+        assert_eq!(files(dir), left, "two are more than {target} bytes");
+    }
+    compact_day(&Files::default(), dir, DATE, u64::MAX).expect("compacted");
     is_done(dir, &wanted);
     // A writer numbers its segments on from there.
     assert_eq!(layout::last_number(dir).expect("listed"), Some(9));
@@ -165,7 +179,7 @@ async fn a_merged_file_that_was_damaged_costs_nothing_while_its_sources_are_ther
     // Where a source is gone the others are all that is left of it.
     let whole = merged().expect("a merged file");
     fs::copy(&whole, dir.join("whole")).expect("copied");
-    let source = parquet_calls::replaces(&parquet_calls::open(&whole).expect("a file")).remove(0);
+    let source = parquet_calls::replaces(&parquet_calls::open(&whole).expect("a file")).sources.remove(0);
     fs::copy(&whole, folder.join(format!("{source}.parquet"))).expect("copied");
     let mut bytes = fs::read(&whole).expect("read");
     bytes[100] ^= 1;
@@ -183,10 +197,133 @@ async fn what_is_in_the_journal_as_well_is_not_merged() {
     let first = sources(dir).remove(0);
     let journal = first.name.journal_path(dir);
     fs::write(&journal, frame::header(first.name.salt)).expect("written");
-    let mut left = vec![];
-    compact_day(&Files::default(), dir, DATE, u64::MAX, &mut left).expect("compacted");
+    let left = compact_day(&Files::default(), dir, DATE, u64::MAX).expect("compacted");
     assert!(left.len() == 1 && left[0].contains("still in the journal"), "{left:?}");
     assert!(first.path.exists());
     fs::remove_file(&journal).expect("removed");
     assert_eq!(read(dir), wanted);
+}
+
+/// Stops after so many calls.
+struct Stops {
+    after: usize,
+    has_room: bool,
+    /// What reads the day, until it is asked whether to wait.
+    reader: Option<Reader>,
+}
+
+impl Beside for Stops {
+    fn goes_on(&mut self) -> bool {
+        self.after = self.after.saturating_sub(1);
+        self.after > 0
+    }
+
+    fn waits(&mut self) -> bool {
+        self.reader.take().is_some()
+    }
+
+    fn has_room(&self, _: u64) -> bool {
+        self.has_room
+    }
+}
+
+impl Stops {
+    const fn after(after: usize) -> Self {
+        Self { after, has_room: true, reader: None }
+    }
+}
+
+fn due(dir: &Path, beside: &mut dyn Beside) -> Due {
+    let (mut passed, mut left) = (HashSet::new(), vec![]);
+    let due = merge_due(&Files::default(), dir, DATE, &mut passed, &mut left, beside).expect("readable");
+    assert_eq!(left, [] as [String; 0]);
+    due
+}
+
+fn files(dir: &Path) -> usize {
+    size(dir, DATE).expect("listed").0
+}
+
+/// Eight files of one size.
+async fn tier(dir: &Path) -> Vec<String> {
+    for file in 0..8 {
+        assert_eq!(due(dir, &mut Stops::after(usize::MAX)), Due::Nothing);
+        assert_eq!(files(dir), usize::try_from(file).expect("few"), "too few of one size");
+        // The writer leaves at once, before its own thread has merged them.
+        store_file(dir, file).await;
+    }
+    read(dir)
+}
+
+#[tokio::test]
+async fn eight_files_of_one_size_become_one_whenever_it_is_stopped_before() {
+    let dir = tempfile::tempdir().expect("folder");
+    let dir = dir.path();
+    let wanted = tier(dir).await;
+    let journal = || layout::file_names(&layout::journal_dir(dir)).expect("listed");
+    // Those that are not sorted are looked at twice.
+    for after in 0..=60 {
+        assert_eq!(due(dir, &mut Stops::after(after)), Due::Later);
+        assert_eq!((files(dir), journal().len()), (8, 0), "stopped after {after} calls");
+    }
+    assert_eq!(due(dir, &mut Stops { has_room: false, ..Stops::after(usize::MAX) }), Due::Later);
+    assert_eq!((files(dir), read(dir)), (8, wanted.clone()));
+    assert_eq!(due(dir, &mut Stops::after(usize::MAX)), Due::Nothing);
+    is_done(dir, &wanted);
+    // What it replaced in turn is told too.
+    for file in 0..7 {
+        store_file(dir, file).await;
+    }
+    let wanted = read(dir);
+    assert_eq!((compacted(dir).len(), wanted.len()), (1, 75));
+    is_done(dir, &wanted);
+    let merged = layout::day_files(&layout::day_folder(dir, DATE)).expect("listed").remove(0).0;
+    let replaces = parquet_calls::replaces(&parquet_calls::open(&merged).expect("a file"));
+    let segments: HashSet<String> = replaces.all().filter(|stem| stem.starts_with("calls-")).collect();
+    assert_eq!((replaces.sources.len(), segments.len()), (8, 15));
+}
+
+#[tokio::test]
+async fn a_day_that_is_read_is_waited_for_and_its_small_files_stay_while_it_is_read_for_long() {
+    for is_long in [false, true] {
+        let dir = tempfile::tempdir().expect("folder");
+        let dir = dir.path();
+        let wanted = tier(dir).await;
+        let mut reader = Reader::open(dir, Query::default()).expect("readable");
+        let first = json(reader.next().expect("one"));
+        let mut beside = Stops::after(usize::MAX);
+        if !is_long {
+            beside.reader = Some(reader);
+            assert_eq!(due(dir, &mut beside), Due::Nothing);
+            is_done(dir, &wanted);
+            continue;
+        }
+        assert_eq!(due(dir, &mut beside), Due::Later);
+        assert_eq!((files(dir), read(dir)), (9, wanted.clone()));
+        let mut calls: Vec<String> = [first].into_iter().chain(reader.by_ref().map(json)).collect();
+        calls.sort();
+        assert_eq!(calls, wanted);
+        drop(reader);
+        assert_eq!(due(dir, &mut beside), Due::Nothing);
+        is_done(dir, &wanted);
+    }
+}
+
+#[tokio::test]
+async fn beside_a_writer_damaged_files_are_told_once_and_the_others_are_merged() {
+    let dir = tempfile::tempdir().expect("folder");
+    let dir = dir.path();
+    tier(dir).await;
+    store_file(dir, 8).await;
+    let damaged = sources(dir).remove(1).path;
+    let mut bytes = fs::read(&damaged).expect("read");
+    bytes[100] ^= 1;
+    fs::write(&damaged, &bytes).expect("written");
+    let (mut passed, mut left) = (HashSet::new(), vec![]);
+    for told in [1, 0] {
+        let mut beside = Stops::after(usize::MAX);
+        let due = merge_due(&Files::default(), dir, DATE, &mut passed, &mut left, &mut beside);
+        assert_eq!((due.expect("readable"), left.len()), (Due::Nothing, told), "{left:?}");
+    }
+    assert_eq!((files(dir), fs::read(&damaged).expect("it stays")), (2, bytes));
 }

@@ -7,7 +7,6 @@ use serde_json::json;
 
 use super::texts::Texts;
 use super::{Folder, Where};
-use crate::capture::Filter;
 use crate::cli::Usage;
 use crate::ledger;
 use crate::record::SessionId;
@@ -34,14 +33,11 @@ pub(super) struct Args {
 /// Prints the table, a row a lineage.
 pub(super) fn run(out: &mut dyn Write, args: &Args) -> anyhow::Result<()> {
     let dir = args.folder.captures()?;
-    let of_session = args.session.as_ref().map(|session| Filter::sessions([session]));
-    let filter = match (&args.r#where.filter, &of_session) {
-        (Some(_), Some(_)) => {
-            let remedy = "--session and --where do not go together: name the session in the predicate";
-            anyhow::bail!(Usage(remedy.to_owned()));
-        }
-        (one, other) => one.as_ref().or(other.as_ref()),
-    };
+    let filter = args.r#where.filter.as_ref();
+    if filter.is_some() && args.session.is_some() {
+        let remedy = "--session and --where do not go together: name the session in the predicate";
+        anyhow::bail!(Usage(remedy.to_owned()));
+    }
     let texts = Texts::find(args.tokenizer.as_deref(), dir.dir())?;
     let texts = texts.as_ref().map(|texts| &texts.ids);
     let mut rows = 0;
@@ -57,9 +53,15 @@ pub(super) fn run(out: &mut dyn Write, args: &Args) -> anyhow::Result<()> {
         rows += 1;
         Ok(())
     };
-    for what in ledger::table(&dir, filter, texts, &mut each)? {
-        errln!("warning: left out {what}");
-    }
+    let left_out = match &args.session {
+        None => ledger::table(&dir, filter, texts, &mut each)?,
+        Some(session) => {
+            let (rows, left_out) = ledger::session_table(&dir, session, texts)?;
+            rows.iter().try_for_each(each)?;
+            left_out
+        }
+    };
+    super::warn(&left_out);
     match &args.session {
         Some(session) if rows == 0 => anyhow::bail!(
             "no call of session {session} with token ids is in {}: `lego capture ls` lists what there is",

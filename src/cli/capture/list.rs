@@ -6,8 +6,8 @@ use std::io::Write;
 
 use serde_json::json;
 
-use super::{ListArgs, captures, load, start_of_day, time, warn_skipped};
-use crate::capture::{Place, Query, Reader};
+use super::{ListArgs, captures, start_of_day, time, warn};
+use crate::capture::{Place, Query, Reader, in_order};
 use crate::record::{Call, CallKind, CallStatus, IdsSource, SessionId};
 use crate::run::count;
 
@@ -105,7 +105,7 @@ fn list_sessions(out: &mut dyn Write, dir: &Place, args: &ListArgs) -> anyhow::R
             sessions.entry(call.session_id.clone()).or_default().add(&call, args.kind);
         }
     }
-    warn_skipped(&reader);
+    warn(&reader.left_out());
     let mut sessions: Vec<_> = sessions.into_iter().collect();
     sessions.sort_by_key(|(_, totals)| totals.first_us);
     let (sessions, found) = newest(sessions, args.limit);
@@ -163,33 +163,43 @@ fn list_sessions(out: &mut dyn Write, dir: &Place, args: &ListArgs) -> anyhow::R
 
 fn list_calls(out: &mut dyn Write, dir: &Place, session: &SessionId, args: &ListArgs) -> anyhow::Result<()> {
     let is_filtered = args.r#where.filter.is_some() || args.last.is_some();
-    let query = Query { session_id: Some(session.clone()), as_stored: !args.json, ..query(args)? };
-    let mut calls = load(dir, query)?;
-    anyhow::ensure!(is_filtered || !calls.is_empty(), "no session {session} in {}", dir.shown());
-    calls.retain(|call| args.kind.is_none_or(|kind| kind == call.kind));
-    let (calls, found) = newest(calls, args.limit);
+    let stored = Query { session_id: Some(session.clone()), ..query(args)? };
+    let is_wanted = |call: &Call| args.kind.is_none_or(|kind| kind == call.kind);
+    // They are counted first, so that none has to be kept.
+    let (mut is_there, mut found) = (false, 0);
+    for call in Reader::open(dir, stored.clone())? {
+        is_there = true;
+        found += usize::from(is_wanted(&call?));
+    }
+    anyhow::ensure!(is_filtered || is_there, "no session {session} in {}", dir.shown());
     if !args.json {
         writeln!(out, "{}", call_head())?;
     }
-    for call in &calls {
+    let mut before = found.saturating_sub(args.limit.unwrap_or(found));
+    let (mut shown, mut has_local) = (0, false);
+    let mut give = |call: Call| {
+        if !is_wanted(&call) || before > 0 {
+            before -= usize::from(is_wanted(&call));
+            return Ok(());
+        }
+        (shown, has_local) = (shown + 1, has_local || is_local(&call));
         if args.json {
-            writeln!(out, "{}", serde_json::to_string(call)?)?;
-        } else {
-            writeln!(out, "{}", call_line(call))?;
+            return Ok(writeln!(out, "{}", serde_json::to_string(&call)?)?);
         }
+        Ok::<(), anyhow::Error>(writeln!(out, "{}", call_line(&call))?)
+    };
+    warn(&in_order(dir, &Query { as_stored: !args.json, ..stored }, &mut give)?);
+    if !args.json && has_local {
+        writeln!(out, "~: ids of a local tokenizer, not the model's own")?;
     }
-    if !args.json {
-        let is_local = |call: &Call| {
-            [call.prompt_ids_source, call.completion_ids_source].contains(&IdsSource::LocalTokenizer)
-        };
-        if calls.iter().any(is_local) {
-            writeln!(out, "~: ids of a local tokenizer, not the model's own")?;
-        }
-        if calls.len() < found {
-            writeln!(out, "the newest {} of {found}", calls.len())?;
-        }
+    if !args.json && shown < found {
+        writeln!(out, "the newest {shown} of {found}")?;
     }
     Ok(())
+}
+
+fn is_local(call: &Call) -> bool {
+    [call.prompt_ids_source, call.completion_ids_source].contains(&IdsSource::LocalTokenizer)
 }
 
 /// What stands above lines of calls.

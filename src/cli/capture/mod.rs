@@ -25,9 +25,9 @@ use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser as _;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::capture::{Filter, Place, Query, Reader};
+use crate::capture::{Filter, Place};
 use crate::cli::Usage;
-use crate::record::{Call, CallKind, SessionId};
+use crate::record::{CallKind, SessionId};
 
 /// Look into captures, also while a run writes them.
 #[derive(Debug, clap::Args)]
@@ -198,19 +198,6 @@ fn captures(named: &Path, local: &Local) -> anyhow::Result<Place> {
     let inside = named.join("captures");
     let is_run = inside.is_dir() && !named.join("journal").is_dir();
     Ok(Place::from(if is_run { inside.as_path() } else { named }))
-}
-
-/// Calls in the order they were made.
-fn load(dir: &Place, query: Query) -> anyhow::Result<Vec<Call>> {
-    let mut reader = Reader::open(dir, query)?;
-    let mut calls = reader.by_ref().collect::<Result<Vec<_>, _>>()?;
-    warn_skipped(&reader);
-    calls.sort_by_key(|call| (call.received_at, call.call_id, call.choice_index));
-    Ok(calls)
-}
-
-fn warn_skipped(reader: &Reader) {
-    warn(&reader.left_out());
 }
 
 fn warn(left_out: &[String]) {

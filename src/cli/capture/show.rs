@@ -4,22 +4,23 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io::Write;
-use std::sync::Arc;
 
 use anyhow::Context as _;
 
 use super::lineages::comes_from;
 use super::texts::Texts;
 use super::turns::{Sent, Turn, turns};
-use super::{ShowArgs, captures, load, time, warn};
-use crate::capture::{Query, in_order};
-use crate::record::{Call, CallId, IdsSource};
-use crate::trajectory::{self, IdTexts, LineageRow};
+use super::{ShowArgs, captures, time, warn};
+use crate::capture::{Place, Query, in_order};
+use crate::ledger;
+use crate::record::{Call, CallId, IdsSource, SessionId};
+use crate::trajectory::LineageRow;
 
 /// In the place of what is null in the record.
 const UNKNOWN: &str = "unknown";
 
-/// Prints a session or a call. A session's lineages are read of all its calls first, unless it is printed as JSON.
+/// Prints a session or a call, one call at a time. A session's lineages are read of all its calls first, unless it is
+/// printed as JSON.
 pub fn show(out: &mut dyn Write, args: &ShowArgs) -> anyhow::Result<()> {
     let dir = captures(&args.capture_dir, &args.local)?;
     let id = &args.id;
@@ -33,11 +34,7 @@ pub fn show(out: &mut dyn Write, args: &ShowArgs) -> anyhow::Result<()> {
         }
         let lineages = match &mut lineages {
             Some(known) => known,
-            unknown => {
-                let session = load(&dir, Query::session(call.session_id.clone()))?;
-                let session: Vec<Arc<Call>> = session.into_iter().map(Arc::new).collect();
-                unknown.insert(beginnings(&session, texts.as_ref()))
-            }
+            unknown => unknown.insert(beginnings(&dir, &call.session_id, texts.as_ref())?),
         };
         if let Some(row) = lineages.get(&call.call_id).filter(|_| call.choice_index == 0) {
             writeln!(out, "══ lineage {} · {} · {}", row.index, row.kind.as_str(), comes_from(row))?;
@@ -67,12 +64,15 @@ pub fn show(out: &mut dyn Write, args: &ShowArgs) -> anyhow::Result<()> {
 }
 
 /// What the lineages that begin in a session are, by their first calls. One that has the session to itself says nothing.
-fn beginnings(calls: &[Arc<Call>], texts: Option<&Texts>) -> HashMap<CallId, LineageRow> {
-    let found = trajectory::lineages(calls);
-    let texts = texts.map(|texts| &texts.ids);
-    let rows: Vec<LineageRow> = found.sessions().flat_map(|session| IdTexts::table(texts, session)).collect();
+/// What is left out of the captures is told with the calls.
+fn beginnings(
+    dir: &Place,
+    session: &SessionId,
+    texts: Option<&Texts>,
+) -> anyhow::Result<HashMap<CallId, LineageRow>> {
+    let (rows, _) = ledger::session_table(dir, session, texts.map(|texts| &texts.ids))?;
     let is_told = rows.len() > 1;
-    rows.into_iter().filter(|_| is_told).map(|row| (row.first_call_id, row)).collect()
+    Ok(rows.into_iter().filter(|_| is_told).map(|row| (row.first_call_id, row)).collect())
 }
 
 /// Prints one call; what the call before had too is only counted. Returns what it was asked.

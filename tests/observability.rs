@@ -348,6 +348,7 @@ fn check_metrics(page: &str, calls: usize, streams: usize) {
     let late = [
         "lego_capture_damaged_bytes_total",
         "lego_capture_failed_commits_total",
+        "lego_capture_merged_files_total",
         "lego_capture_parquet_files_total",
         // With object storage only.
         "lego_capture_failed_uploads_total",

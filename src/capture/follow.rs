@@ -138,6 +138,9 @@ impl Follow {
             afar: files.iter().filter(|file| file.is_afar()).map(|file| file.path.clone()).collect(),
             warnings: vec![],
         };
+        for file in files.iter().filter(|file| !file.is_afar() && file.is_merged()) {
+            follow.know_replaced(&file.path);
+        }
         let mut newest = Newest { count, calls: BinaryHeap::new() };
         for open in segments {
             let name = open.name;
@@ -286,6 +289,14 @@ impl Follow {
         Ok(())
     }
 
+    /// What is in a merged file is read, or older than what is followed: files that it is merged into say nothing new.
+    fn know_replaced(&mut self, path: &Path) {
+        // One that cannot be read is told where its calls are.
+        if let Ok(file) = parquet_calls::open(path) {
+            self.known.extend(parquet_calls::replaces(&file).all());
+        }
+    }
+
     /// A merged file has only what was given before, unless files came and were merged between two looks.
     fn check_merged(&mut self, paths: &[PathBuf]) {
         for path in paths {
@@ -294,6 +305,7 @@ impl Follow {
             // One that was merged itself has no calls but those of files that are told as well.
             let is_missed = |stem: &String| stem.starts_with("calls-") && !self.known.contains(stem);
             let missed: Vec<String> = replaces.all().filter(is_missed).collect();
+            self.known.extend(missed.iter().cloned());
             if !missed.is_empty() {
                 let missed = missed.join(", ");
                 self.warnings.push(format!(

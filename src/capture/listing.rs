@@ -156,7 +156,8 @@ impl Listing {
                 return Ok(listing);
             }
         }
-        let reason = "a merged file replaces a segment that is still in the journal: was a part of the folder copied back?";
+        let reason = "a merged file replaces a segment that is still in the journal: was a part of the folder copied \
+                      back, or copied while lego wrote? The next `lego proxy` on this folder puts that right";
         Err(CaptureError::corrupt(place.dir(), reason))
     }
 
@@ -207,7 +208,8 @@ impl Listing {
                 let name = layout::day_file_name(stem);
                 matches!(name, Some(DayFileName::Segment(name)) if open.contains(&name))
             };
-            if replaced.iter().any(is_open) {
+            // Whoever reads from some segment on wants to know what is there, be it twice.
+            if since == 0 && replaced.iter().any(is_open) {
                 return Ok(None);
             }
             files.extend(day.into_iter().filter(|file| {

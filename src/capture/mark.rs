@@ -32,9 +32,12 @@ impl Mark {
         }
     }
 
-    /// Takes a day for oneself. `None`: somebody reads it.
+    /// Takes a day for oneself. `None`: somebody reads it, or it is gone.
     pub(super) fn alone(folder: &Path) -> Result<Option<Self>, CaptureError> {
-        let file = File::open(folder).map_err(CaptureError::io("open", folder))?;
+        let file = match File::open(folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(CaptureError::io("open", folder))?,
+        };
         match file.try_lock() {
             Ok(()) => Ok(Some(Self(file))),
             Err(TryLockError::WouldBlock) => Ok(None),

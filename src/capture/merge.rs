@@ -311,11 +311,14 @@ impl<'a> Day<'a> {
     fn publish(&mut self, merged: sorted::Merged<'_>, group: &[Source]) -> Result<bool, CaptureError> {
         let alone = loop {
             match Mark::alone(&self.folder)? {
-                None if self.beside.waits() => {}
+                None if self.folder.exists() && self.beside.waits() => {}
                 alone => break alone,
             }
         };
         let sharing = if alone.is_none() { Mark::share(&self.folder)? } else { None };
+        // That their segments are gone must have come to disk before what was made of these files is all there is.
+        let journal = layout::journal_dir(self.dir);
+        self.storage.sync_folder(&journal).map_err(CaptureError::io("sync", &journal))?;
         // Somebody may have removed the day meanwhile.
         if !group.iter().all(|source| source.path.exists()) {
             return Ok(false);
@@ -356,7 +359,7 @@ impl<'a> Day<'a> {
                 replaced.extend(there);
                 continue;
             };
-            if sources.iter().all(|source| sound(source, false).is_ok()) {
+            if !sources.is_empty() && sources.iter().all(|source| sound(source, false).is_ok()) {
                 self.left
                     .push(format!("{}: {reason}; it goes, and what it was made of stays", path.display()));
                 replaced.insert(path);

@@ -68,7 +68,7 @@ pub use compact::column_names;
 pub use error::CaptureError;
 pub use filter::{Filter, FilterError};
 pub use follow::Follow;
-pub use in_order::in_order;
+pub use in_order::{Order, in_order};
 pub use layout::date_of;
 pub use merge::{CompactedDay, compact_days};
 pub use place::Place;

@@ -8,7 +8,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
@@ -22,6 +22,10 @@ use super::place::Place;
 use super::remote::{Object, Remote, Stored};
 use super::segment::SegmentCalls;
 use crate::record::{CallId, Routing};
+
+/// How long a day is waited for that somebody reads, and how often it is looked at.
+const PATIENCE: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// What became of a day that is old enough.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -252,8 +256,14 @@ impl Work<'_> {
         }
         let dir = self.place.dir();
         let folder = layout::day_folder(dir, &day.pruned.date);
-        let Some(_mark) = Mark::alone(&folder)? else {
-            return Ok(Some("it is being read: try again when that is over".to_owned()));
+        // A writer that puts its small files together reads it for a moment.
+        let until = Instant::now() + PATIENCE;
+        let _mark = loop {
+            match Mark::alone(&folder)? {
+                Some(mark) => break mark,
+                None if Instant::now() < until && folder.exists() => std::thread::sleep(LOOK_AGAIN),
+                None => return Ok(Some("it is being read: try again when that is over".to_owned())),
+            }
         };
         let aside = layout::pruned_folder(dir, &day.pruned.date);
         fs::rename(&folder, &aside).map_err(CaptureError::io("rename", &folder))?;

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use lego::capture::{Query, Reader, Writer};
+use lego::capture::{Follow, Query, Reader, Writer};
 use lego::record::{Call, CallId, CallSink};
 
 use crate::calls::call;
@@ -117,4 +117,28 @@ fn readers_see_every_call_once_while_a_writer_merges() {
     read("closed");
     is_right(dir, "verify");
     is_right(dir, "ledger");
+}
+
+#[tokio::test]
+async fn a_follower_that_began_after_a_merge_is_not_alarmed_by_the_next() {
+    let dir = tempfile::tempdir().expect("folder");
+    let dir = dir.path();
+    small_files(dir, 4).await;
+    is_right(dir, "compact");
+    let first = merged(dir);
+    let (_, mut follow) = Follow::open(dir, Query::default(), 0).expect("readable");
+    let calls = small_files(dir, 4).await;
+    let mut given = vec![];
+    let mut look = |follow: &mut Follow| {
+        follow.look(&mut |call: Call| given.push(call.call_id)).expect("readable");
+        follow.warnings()
+    };
+    assert_eq!([look(&mut follow), look(&mut follow)].concat(), [] as [String; 0]);
+    is_right(dir, "compact");
+    assert!(merged(dir).is_disjoint(&first), "what was merged is merged again");
+    assert_eq!([look(&mut follow), look(&mut follow)].concat(), [] as [String; 0]);
+    let mut wanted: Vec<CallId> = calls.iter().map(|call| call.call_id).collect();
+    given.sort();
+    wanted.sort();
+    assert_eq!(given, wanted);
 }

@@ -7,7 +7,7 @@ use std::io::Write;
 use serde_json::json;
 
 use super::{ListArgs, captures, start_of_day, time, warn};
-use crate::capture::{Place, Query, Reader, in_order};
+use crate::capture::{Order, Place, Query, Reader};
 use crate::record::{Call, CallKind, CallStatus, IdsSource, SessionId};
 use crate::run::count;
 
@@ -165,30 +165,26 @@ fn list_calls(out: &mut dyn Write, dir: &Place, session: &SessionId, args: &List
     let is_filtered = args.r#where.filter.is_some() || args.last.is_some();
     let stored = Query { session_id: Some(session.clone()), ..query(args)? };
     let is_wanted = |call: &Call| args.kind.is_none_or(|kind| kind == call.kind);
-    // They are counted first, so that none has to be kept.
-    let (mut is_there, mut found) = (false, 0);
-    for call in Reader::open(dir, stored.clone())? {
+    let mut is_there = false;
+    let order = Order::read(dir, &stored, &mut |call| {
         is_there = true;
-        found += usize::from(is_wanted(&call?));
-    }
+        is_wanted(call)
+    })?;
+    let found = order.len();
     anyhow::ensure!(is_filtered || is_there, "no session {session} in {}", dir.shown());
     if !args.json {
         writeln!(out, "{}", call_head())?;
     }
-    let mut before = found.saturating_sub(args.limit.unwrap_or(found));
+    let order = order.newest(args.limit.unwrap_or(found));
     let (mut shown, mut has_local) = (0, false);
     let mut give = |call: Call| {
-        if !is_wanted(&call) || before > 0 {
-            before -= usize::from(is_wanted(&call));
-            return Ok(());
-        }
         (shown, has_local) = (shown + 1, has_local || is_local(&call));
         if args.json {
             return Ok(writeln!(out, "{}", serde_json::to_string(&call)?)?);
         }
         Ok::<(), anyhow::Error>(writeln!(out, "{}", call_line(&call))?)
     };
-    warn(&in_order(dir, &Query { as_stored: !args.json, ..stored }, &mut give)?);
+    warn(&order.give(dir, &Query { as_stored: !args.json, ..stored }, &mut give)?);
     if !args.json && has_local {
         writeln!(out, "~: ids of a local tokenizer, not the model's own")?;
     }

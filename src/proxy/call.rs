@@ -315,6 +315,12 @@ impl Call {
     }
 
     /// The upstream's name for the model.
+    /// What the call is for.
+    fn kind(&self) -> CallKind {
+        let known = self.route.kind.unwrap_or(self.session.spec.kind);
+        identify::kind(known, &self.headers, &self.request)
+    }
+
     fn upstream_model(&self) -> &str {
         let asked = &self.request.model;
         self.route.upstream_model(&self.inner.options, asked).unwrap_or(asked)
@@ -379,7 +385,7 @@ impl Call {
         recorder.retry_of = attempt.first;
         recorder.conversation_id = self.attendance.conversation_id.clone();
         (recorder.client_name, recorder.client_version) = identify::client_name(&self.headers);
-        recorder.kind = identify::kind(recorder.kind, &self.headers, &self.request);
+        recorder.kind = self.kind();
         if self.route.kind == Some(CallKind::Aux) {
             recorder.more_reasons.push(verdict::AUX_ROUTE.to_owned());
         }

@@ -104,7 +104,8 @@ async fn of_prompt(
     let request = Request::parse(chat).ok()?;
     let model = route.upstream_model(&inner.options, &request.model).unwrap_or(&request.model);
     let renderer = route.renderer_for(model)?;
-    let lineages = session(&request).map_or_else(Arc::default, |session| Arc::clone(&session.lineages));
+    let lineages = session(&request)
+        .map_or_else(Arc::default, |session| session.lineages.with(renderer, &route.upstream.name(), model));
     renderer.count(lineages, request.clone(), &inner.options.volatile).await
 }
 

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 
 use metrics::{Counter, counter};
 
-use crate::record::{Call, CallId, CallStatus, ChoiceId, ClientApi, IdsSource, RoutingShape};
+use crate::record::{Call, CallId, CallKind, CallStatus, ChoiceId, ClientApi, IdsSource, RoutingShape};
 
 /// Contexts of a session that are remembered: those of its agent, of sub-agents, of branches.
 const MAX_CONTEXTS: usize = 8;
@@ -34,15 +34,16 @@ pub(super) struct HeldRows {
     /// Hashes that nobody outside can foresee.
     hasher: RandomState,
     contexts: Mutex<Vec<Context>>,
-    /// Of calls from whose lineage no row lacks: how many positions have theirs, up to the call's own last row.
-    lineages: Mutex<HashMap<CallId, u32>>,
+    /// Of first choices from whose lineage no row lacks: how many positions have theirs, up to the call's own last row.
+    /// Calls of another kind are in lineages of their own, which find no rows there.
+    lineages: Mutex<HashMap<CallId, (CallKind, u32)>>,
 }
 
 /// What the store will have of some calls.
 #[derive(Debug, Default)]
 pub(super) struct Fresh {
     contexts: Vec<Context>,
-    lineages: Vec<(CallId, u32)>,
+    lineages: Vec<(CallId, (CallKind, u32))>,
 }
 
 /// The rows of one context.
@@ -98,7 +99,8 @@ impl HeldRows {
     /// will have once they are durable.
     pub(super) fn shorten(&self, calls: &mut [Call], counts: &RowCounts) -> Fresh {
         let mut fresh: Vec<Context> = Vec::new();
-        let lineages = calls.iter().filter_map(|call| Some((call.call_id, self.covered(call)?))).collect();
+        let lineages =
+            calls.iter().filter_map(|call| Some((call.call_id, (call.kind, self.covered(call)?)))).collect();
         for call in calls {
             counts.not_told.increment(not_told(call));
             let Some(context) = Context::of(call, &self.hasher) else {
@@ -130,13 +132,14 @@ impl HeldRows {
     /// How many positions have their rows in this call and those that it extends; `None`: some lack.
     fn covered(&self, call: &Call) -> Option<u32> {
         let shape = call.routing.as_ref().filter(|_| call.choice_index == 0)?.shape();
-        let before = if shape.start == 0 { 0 } else { self.of_lineage(call.parent_call_id?)? };
+        let before = if shape.start == 0 { 0 } else { self.of_lineage(call.parent_call_id?, call.kind)? };
         (shape.start == before).then_some(shape.start + shape.rows)
     }
 
-    /// How many positions have their rows in a call that is durable, and in those that it extends.
-    pub(super) fn of_lineage(&self, call_id: CallId) -> Option<u32> {
-        self.lineages.lock().unwrap_or_else(PoisonError::into_inner).get(&call_id).copied()
+    /// How many positions have their rows in a call of this kind that is durable, and in those that it extends.
+    pub(super) fn of_lineage(&self, call_id: CallId, kind: CallKind) -> Option<u32> {
+        let known = self.lineages.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(&call_id).filter(|(of, _)| *of == kind).map(|(_, rows)| *rows)
     }
 
     /// Remembers what became durable.
@@ -323,19 +326,28 @@ mod tests {
             next
         };
         let fresh = held.shorten(&mut [first.clone()], &counts);
-        assert_eq!(held.of_lineage(first.call_id), None, "it is not durable yet");
+        assert_eq!(held.of_lineage(first.call_id, first.kind), None, "it is not durable yet");
         held.hold(fresh);
-        assert_eq!(held.of_lineage(first.call_id), Some(3));
+        assert_eq!(held.of_lineage(first.call_id, first.kind), Some(3));
         let (whole, gap) = (extends(&first, 3), extends(&first, 4));
         held.hold(held.shorten(&mut [whole.clone(), gap.clone()], &counts));
-        assert_eq!((held.of_lineage(whole.call_id), held.of_lineage(gap.call_id)), (Some(5), None));
+        assert_eq!(
+            (held.of_lineage(whole.call_id, whole.kind), held.of_lineage(gap.call_id, gap.kind)),
+            (Some(5), None)
+        );
         let behind_the_gap = extends(&gap, 4);
         held.hold(held.shorten(&mut [behind_the_gap.clone()], &counts));
-        assert_eq!(held.of_lineage(behind_the_gap.call_id), None);
+        assert_eq!(held.of_lineage(behind_the_gap.call_id, behind_the_gap.kind), None);
         let mut other_choice = call(&[1, 2], &[3, 4], |_, id| id);
         other_choice.choice_index = 1;
         held.hold(held.shorten(&mut [other_choice.clone()], &counts));
-        assert_eq!(held.of_lineage(other_choice.call_id), None, "nothing extends it");
+        assert_eq!(
+            held.of_lineage(other_choice.call_id, other_choice.kind),
+            None,
+            "all rows are asked for behind it"
+        );
+        let aux = CallKind::Aux;
+        assert_eq!(held.of_lineage(first.call_id, aux), None, "another kind has lineages of its own");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use super::Inner;
 use super::rejoin::Left;
 use super::rows::HeldRows;
-use super::token_in::Lineages;
+use super::token_in::OfModels;
 use crate::protocol::canonical::canonical;
 use crate::protocol::chat::Request;
 use crate::protocol::error::{ApiError, ErrorType};
@@ -119,7 +119,7 @@ pub(super) struct Session {
     /// Expert routing that is stored.
     pub(super) rows: HeldRows,
     /// Its conversations as token ids.
-    pub(super) lineages: Arc<Lineages>,
+    pub(super) lineages: OfModels,
 }
 
 struct State {
@@ -148,7 +148,7 @@ impl Session {
             running: TaskTracker::new(),
             left: Left::default(),
             rows: HeldRows::default(),
-            lineages: Arc::default(),
+            lineages: OfModels::default(),
         })
     }
 

@@ -55,9 +55,13 @@ impl TokenStreams {
         if reply.error.is_some() {
             return None;
         }
-        let Some(choice) = reply.choices.get(&0).filter(|choice| choice.finish_reason.is_some()) else {
+        let Some(choice) = reply.choices.get(&0) else {
             return Some(Self::MISSING);
         };
+        // So does what the engine gave up, which older releases say by an end without a reason.
+        if matches!(choice.finish_reason.as_deref(), None | Some("abort" | "error")) {
+            return None;
+        }
         let rows = PROBE.len() + choice.token_ids.as_ref().map_or(0, Vec::len) - 1;
         let text = choice.routed_experts.as_deref().filter(|_| choice.token_ids.is_some());
         let has = |rows: usize| {

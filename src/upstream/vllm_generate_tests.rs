@@ -130,12 +130,14 @@ fn a_stream_with_rows_for_all_tokens_but_the_last_is_the_proof() {
         assert_eq!(seen(status, ""), lacks, "{status}");
     }
     assert_eq!(seen(200, "{}"), lacks);
-    assert_eq!(seen(200, "data: {\"choices\":[{\"index\":0,\"token_ids\":[9]}]}\n\ndata: [DONE]\n\n"), lacks);
     for (status, body) in [
         (503, ""),
         (400, "{}"),
         (200, "data: {\"error\":{\"message\":\"m\"}}\n\ndata: [DONE]\n\n"),
         (200, "data: x\n\n"),
+        // It was given up.
+        (200, "data: {\"choices\":[{\"index\":0,\"token_ids\":[9]}]}\n\ndata: [DONE]\n\n"),
+        (200, "data: {\"choices\":[{\"index\":0,\"finish_reason\":\"abort\"}]}\n\ndata: [DONE]\n\n"),
     ] {
         assert_eq!(seen(status, body), None, "{status} {body}");
     }

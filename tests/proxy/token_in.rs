@@ -6,6 +6,7 @@ mod count;
 mod engine;
 mod interrupted;
 mod lost;
+mod models;
 mod resumed;
 mod routed;
 mod streams;

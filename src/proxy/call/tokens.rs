@@ -23,11 +23,13 @@ impl Call {
             return;
         }
         let names = face::names(self.request.body());
-        let (lineages, volatile) = (&self.session.lineages, &self.inner.options.volatile);
+        let lineages =
+            self.session.lineages.with(renderer, &self.route.upstream.name(), self.upstream_model());
+        let volatile = &self.inner.options.volatile;
         let rendered = tokio::select! {
             biased;
             _ = self.abort.cancelled() => return,
-            rendered = Rendered::of(renderer, lineages, &self.request, volatile, names) => rendered,
+            rendered = Rendered::of(renderer, &lineages, &self.request, volatile, names) => rendered,
         };
         match rendered {
             Ok(rendered) => {
@@ -68,7 +70,9 @@ impl Call {
     /// before it in their lineage.
     fn rows_held(&self, rendered: &Rendered) -> Option<u32> {
         let may_leave_out = self.route.upstream.known_streams().is_some_and(|streams| streams.start);
-        let held = self.session.rows.of_lineage(rendered.parent().filter(|_| may_leave_out)?)?;
+        // Of other choices it is not remembered.
+        let parent = rendered.parent().filter(|reply| may_leave_out && reply.choice_index == 0)?;
+        let held = self.session.rows.of_lineage(parent.call_id, self.kind())?;
         // The engine refuses a start behind the prompt.
         (held as usize).lt(&rendered.prompt.len()).then_some(held)
     }

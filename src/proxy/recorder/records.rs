@@ -44,7 +44,7 @@ impl Open {
             let (status, error) = ended(choice, &reply, status, error.clone());
             let mut call = self.call(index, &reply, choice, status, error);
             if let Some(rendered) = &self.wire.rendered {
-                rendered.fill(&mut call, &self.session.lineages, self.is_done, &self.attendance.given);
+                rendered.fill(&mut call, self.is_done, &self.attendance.given);
             }
             // The last one has it without a copy: it is the longest part of a record.
             call.response = if Some(&index) == choices.last() { response.take() } else { response.clone() };

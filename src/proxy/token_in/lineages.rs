@@ -21,8 +21,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest, Sha256};
 
+use super::Renderer;
 use crate::protocol::said::{Identity, Said};
-use crate::record::CallId;
+use crate::record::{CallId, ChoiceId};
 
 /// Replies that end the same conversation and are held at most.
 const MOST_ALIKE: usize = 8;
@@ -128,8 +129,8 @@ impl Turn {
         Arc::new(Self { before, ids, sampled: sampled.len(), reply })
     }
 
-    pub(super) const fn call_id(&self) -> CallId {
-        self.reply.call_id
+    pub(super) const fn choice(&self) -> ChoiceId {
+        ChoiceId { call_id: self.reply.call_id, choice_index: self.reply.choice }
     }
 
     /// How much a request counts for that does not tell replies apart.
@@ -176,7 +177,20 @@ impl Drop for Turn {
     }
 }
 
-/// The conversations of one session.
+/// The conversations of one session, model by model: ids of one model's are another's garbage, and its routing is no other's.
+#[derive(Debug, Default)]
+pub(in crate::proxy) struct OfModels(Mutex<HashMap<String, Arc<Lineages>>>);
+
+impl OfModels {
+    /// Those with a model: an upstream's, with the tokenizer and the template that it is asked with.
+    pub(in crate::proxy) fn with(&self, renderer: &Renderer, upstream: &str, model: &str) -> Arc<Lineages> {
+        let (tokenizer, template) = renderer.sha256();
+        let key = format!("{tokenizer} {template} {upstream} {model}");
+        Arc::clone(self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default())
+    }
+}
+
+/// The conversations of one session with one model.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct Lineages(Mutex<Known>);
 

@@ -26,7 +26,7 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
-pub(super) use lineages::{Given, Lineages};
+pub(super) use lineages::{Given, Lineages, OfModels};
 
 use keys::Keys;
 use lineages::{Key, Reply, Spelling, Turn};
@@ -39,7 +39,7 @@ use crate::protocol::chat::Request;
 use crate::protocol::said::{Said, ToolUse};
 use crate::protocol::translate::{ReplyNames, ReplyWriter};
 use crate::protocol::volatile::Rules;
-use crate::record::{Call, CallId, CallStatus, CapturedToolCall};
+use crate::record::{Call, CallStatus, CapturedToolCall, ChoiceId};
 use crate::text::parsers::{Forms, ReasoningForm, ToolForm, ToolSchemas, UnknownForm};
 use crate::text::{ChatInput, ChatTemplate, Extender, TextError, Tokenizer, encode_chat};
 
@@ -165,6 +165,11 @@ impl Renderer {
         Ok(renderer)
     }
 
+    /// Of the tokenizer and of the template.
+    fn sha256(&self) -> (&str, &str) {
+        (self.tokenizer.sha256(), self.template.sha256())
+    }
+
     /// `None`: with these parameters the template cannot be rendered in parts.
     fn extender(&self, kwargs: &Map<String, Value>) -> Option<Arc<Extender>> {
         let lock = || self.extenders.lock().unwrap_or_else(PoisonError::into_inner);
@@ -195,6 +200,8 @@ pub(super) struct Rendered {
     pub(super) body: Bytes,
     pub(super) prompt: Vec<u32>,
     pub(super) origin: Origin,
+    /// Where what the model says is held.
+    lineages: Arc<Lineages>,
     before: Option<Arc<Turn>>,
     /// The conversation up to the request's last message, and how many messages that are.
     asked: (Key, usize),
@@ -225,20 +232,20 @@ impl Rendered {
         let _slot = renderer.slots.acquire().await.map_err(|error| error.to_string())?;
         let (renderer, lineages, request, volatile) =
             (Arc::clone(renderer), Arc::clone(lineages), request.clone(), Arc::clone(volatile));
-        let rendered = move || Self::render(renderer, &lineages, &request, &volatile, names);
+        let rendered = move || Self::render(renderer, lineages, &request, &volatile, names);
         let rendered = tokio::task::spawn_blocking(rendered).await.map_err(|error| error.to_string())?;
         rendered.map(Arc::new)
     }
 
     fn render(
         renderer: Arc<Renderer>,
-        lineages: &Lineages,
+        lineages: Arc<Lineages>,
         request: &Request,
         volatile: &Rules,
         names: ReplyNames,
     ) -> Result<Self, String> {
         let Prompt { conversation, keys, ids: prompt, before, origin } =
-            renderer.prompt(lineages, request, volatile)?;
+            renderer.prompt(&lineages, request, volatile)?;
         let number = lineages.ask([&keys.whole, &keys.bare, &keys.talk]);
         let reading = renderer.reading(request, &conversation, &prompt, &names);
         Ok(Self {
@@ -248,6 +255,7 @@ impl Rendered {
             n: request.n,
             asks_usage: request.asks_usage,
             prompt,
+            lineages,
             before,
             origin,
             reading,
@@ -275,16 +283,17 @@ impl Rendered {
         serde_json::from_slice::<Value>(&self.body).is_ok_and(|body| body["ignore_eos"] == true)
     }
 
-    /// The call whose prompt and reply this one extends.
-    pub(super) fn parent(&self) -> Option<CallId> {
-        self.before.as_ref().map(|turn| turn.call_id())
+    /// The reply that this call extends.
+    pub(super) fn parent(&self) -> Option<ChoiceId> {
+        self.before.as_ref().map(|turn| turn.choice())
     }
 
     /// Says in a record what only ids tell, and holds what a later call may go on from. `given` is said of the reply later.
-    pub(super) fn fill(&self, call: &mut Call, lineages: &Lineages, is_final: bool, given: &Given) {
-        call.parent_call_id = self.parent();
-        call.tokenizer_sha256 = Some(self.renderer.tokenizer.sha256().to_owned());
-        call.template_sha256 = Some(self.renderer.template.sha256().to_owned());
+    pub(super) fn fill(&self, call: &mut Call, is_final: bool, given: &Given) {
+        call.parent_call_id = self.parent().map(|reply| reply.call_id);
+        let (tokenizer, template) = self.renderer.sha256();
+        call.tokenizer_sha256 = Some(tokenizer.to_owned());
+        call.template_sha256 = Some(template.to_owned());
         let Some(ids) = &call.completion_token_ids else {
             return;
         };
@@ -316,7 +325,7 @@ impl Rendered {
                 given: given.clone(),
             };
             let turn = Turn::new(self.before.clone(), &self.prompt, ids, reply);
-            lineages.hold(asked.with(&said.identity()), turn);
+            self.lineages.hold(asked.with(&said.identity()), turn);
         }
         call.text = Some(whole.text);
         call.tool_calls = (!whole.calls.is_empty()).then_some(whole.calls);
